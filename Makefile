@@ -1,0 +1,43 @@
+# make setup   a virtual environment with everything that the checks need
+# make check   lint, types, import contracts, unit tests
+# make test    every test that this machine can run (root: network namespaces, bubblewrap)
+# make bench   benchmarks, printed as ratios
+# make demo    the main job on a temporary host with an internet of its own
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN = $(VENV)/bin
+
+.PHONY: packages setup lint check test bench demo clean
+
+packages:
+	PYTHON=$(PYTHON) deploy/packages.sh
+
+setup: packages $(VENV)/.installed
+
+$(VENV)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --editable . --group dev
+	touch $@
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	PATH=$(BIN):$$PATH $(BIN)/lint-imports
+
+check: lint
+	$(BIN)/pytest -q -m "not rig and not bubblewrap and not docker and not k8s and not firecracker"
+
+test: setup
+	$(BIN)/pytest -q
+
+bench: setup
+	$(BIN)/python -m tests.bench
+
+demo: setup
+	$(BIN)/python -m tests.demo
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

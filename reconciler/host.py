@@ -1,0 +1,107 @@
+"""Owns the settings of this host, read once from host.yaml; decides nothing that a policy document decides."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+
+from reconciler.core.load import Bounds, Problem, load
+from reconciler.core.validate import load_schema, resolve
+
+DEFAULT_PATH = Path("/etc/ringfence/host.yaml")
+_BOUNDS = Bounds(bytes=64 * 1024)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Host:
+    """Settings of one host. Durations in seconds, sizes in bytes. schema/host.v1.json describes each field."""
+
+    name: str
+    policy: Path
+    trust: Path
+    state: Path
+    spool: Path
+    runtime: Path
+    policy_owner: str
+    proxy_user: str
+    resolvers: tuple[str, ...]
+    nat64_prefixes: tuple[str, ...]
+    required_egress: tuple[str, ...]
+    ticket_pattern: str
+    max_age: int | None
+    uid_first: int
+    uid_count: int
+    scan_interval: float
+    stop_timeout: float
+    python: str
+    max_files: int
+    max_bytes: int
+
+    @property
+    def status(self) -> Path:
+        """Where the daemon publishes what it does."""
+        return self.runtime / "status.json"
+
+    @property
+    def audit(self) -> Path:
+        """The directory of the audit log."""
+        return self.state / "audit"
+
+
+def load_host(path: Path) -> Host | tuple[Problem, ...]:
+    """Read and check `path`; every setting that is unknown or unusable is a problem."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        advice = "write it (`ringfence init`, or see examples/host.yaml) or name another with --host-config"
+        return (Problem(str(path), 1, 1, "", f"cannot be read ({error.strerror}): {advice}"),)
+    with os.fdopen(descriptor, "rb") as file:
+        facts = os.fstat(descriptor)
+        if not stat.S_ISREG(facts.st_mode):
+            return (Problem(str(path), 1, 1, "", "is not a regular file"),)
+        # Whoever can write these settings names the trust directory, and so decides who may loosen policy.
+        if facts.st_uid not in {0, os.geteuid()} or facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            return (Problem(str(path), 1, 1, "", "must be owned by root and not writable by group or others: chown root, chmod go-w"),)
+        data = file.read(_BOUNDS.bytes + 1)
+    return parse_host(str(path), data)
+
+
+def parse_host(name: str, data: bytes) -> Host | tuple[Problem, ...]:
+    """Check the bytes of a host.yaml; `name` is what problems call the file."""
+    document = load(name, data, bounds=_BOUNDS)
+    if isinstance(document, tuple):
+        return document
+    resolved = resolve(document, load_schema("host"))
+    if isinstance(resolved, tuple):
+        return resolved
+    value = resolved.value
+    try:
+        re.compile(value["ticket_pattern"])
+    except re.error as error:
+        line, column = document.position("/ticket_pattern")
+        return (Problem(name, line, column, "/ticket_pattern", f"is not a regular expression: {error}"),)
+    return Host(
+        name=value["name"],
+        policy=Path(value["policy"]),
+        trust=Path(value["trust"]),
+        state=Path(value["state"]),
+        spool=Path(value["spool"]),
+        runtime=Path(value["runtime"]),
+        policy_owner=value["policy_owner"],
+        proxy_user=value["proxy_user"],
+        resolvers=tuple(value["resolvers"]),
+        nat64_prefixes=tuple(value["nat64_prefixes"]),
+        required_egress=tuple(value["required_egress"]),
+        ticket_pattern=value["ticket_pattern"],
+        max_age=value["max_age"],
+        uid_first=value["uid_first"],
+        uid_count=value["uid_count"],
+        scan_interval=value["scan_interval"],
+        stop_timeout=value["stop_timeout"],
+        python=value["python"],
+        max_files=value["max_files"],
+        max_bytes=value["max_bytes"],
+    )
