@@ -6,10 +6,13 @@ Does not know the public suffix list, IDNA, documents or decisions.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import total_ordering
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
 
 WEB_PORTS = frozenset({80, 443})
 """What an allow-list entry without a port means."""
@@ -44,7 +47,7 @@ _IPV6_LIKE = re.compile(r"[0-9A-Fa-f:.]*(?:%[^\]]*)?")
 
 
 class EntryCode(StrEnum):
-    """Why a text is not an entry. `bad_a_label` and most of `public_suffix` are found by the policy side's validator."""
+    """Why a text is not an entry. The policy side's validator finds `bad_a_label` and most of `public_suffix`."""
 
     BARE_WILDCARD = "bare_wildcard"
     SYNTAX = "syntax"
@@ -68,9 +71,10 @@ class BadEntry:
 @total_ordering
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One canonical entry. `host` is lower-case ASCII without a trailing dot; with `wildcard` it is the suffix of `*.suffix`.
+    """One canonical entry, made by `parse` and `parse_deny`.
 
-    `port` None means {80, 443} on an allow list and every port on a deny list. Made by `parse` and `parse_deny`.
+    `host` is lower-case ASCII without a trailing dot; with `wildcard` it is the suffix of `*.suffix`.
+    `port` None means {80, 443} on an allow list and every port on a deny list.
     """
 
     host: str
@@ -99,13 +103,14 @@ def parse(text: str) -> Entry | BadEntry:
     if isinstance(entry, Entry) and entry.wildcard and "." not in entry.host:
         return BadEntry(
             EntryCode.PUBLIC_SUFFIX,
-            f"{_quoted(text)} covers a whole top-level domain; write the domain that you mean, such as '*.example.{entry.host}'",
+            f"{_quoted(text)} covers a whole top-level domain; write the domain that is meant,"
+            f" such as '*.example.{entry.host}'",
         )
     return entry
 
 
 def parse_deny(text: str) -> Entry | BadEntry:
-    """Read one entry of a deny list: the same grammar, but a wildcard may stand on a public suffix (it only tightens)."""
+    """Read one entry of a deny list: the same grammar, but a wildcard may stand on a top-level name (it tightens)."""
     if found := _not_a_name(text):
         return found
     name, colon, port_text = text.partition(":")
@@ -125,7 +130,7 @@ def parse_deny(text: str) -> Entry | BadEntry:
 
 
 def parse_port(text: str) -> int | None:
-    """Read a port as exactly `[1-9][0-9]{0,4}` up to 65535, else None. `int` alone would take `+80`, `8_0` and `８０`."""
+    """Read a port as exactly `[1-9][0-9]{0,4}` up to 65535, else None (`int` alone takes signs, `_`, other digits)."""
     if _PORT.fullmatch(text) is None:
         return None
     port = int(text)
@@ -177,7 +182,8 @@ def _host(text: str, name: str) -> str | BadEntry:
     if "*" in host or (not wildcard and name.startswith("*")):
         return BadEntry(
             EntryCode.SYNTAX,
-            f"{_quoted(text)} has a wildcard where none can be; write it once, as the whole first label: '*.example.com'",
+            f"{_quoted(text)} has a wildcard where none can be; write it once, as the whole first label:"
+            " '*.example.com'",
         )
     if is_address_like(host):
         return _address(text)
@@ -279,7 +285,7 @@ class EntryIndex:
         same = self._suffix if entry.wildcard else self._exact
         return _any_port(same.get(entry.host), port) or any(_any_port(found, port) for found in self._above(entry.host))
 
-    def _above(self, host: str) -> Iterable[set[int | None]]:
+    def _above(self, host: str) -> Iterator[set[int | None]]:
         suffix = self._suffix
         if not suffix:
             return

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from enum import StrEnum
+
+VERSION = 1
+MAX_TEXT = 253
+CUT = "..."
+"""Marks a text that was longer than `MAX_TEXT`."""
 
 
 class Verdict(StrEnum):
@@ -30,3 +36,60 @@ class Record:
     address: str | None
     message: str
     count: int = 1
+
+    def to_line(self) -> bytes:
+        """Write one line of compact JSON with sorted keys, newline included. ASCII whatever the fields hold."""
+        return (
+            f'{{"address":{_json(self.address)},"code":{_json(self.code)},"count":{self.count},'
+            f'"generation":{self.generation},"host":{_json(self.host)},"kind":"decision","layer":{_json(self.layer)},'
+            f'"message":{_json(self.message)},"method":{_json(self.method)},"port":{_json(self.port)},'
+            f'"run":{_json(self.run)},"seq":{self.seq},"time":{self.time!r},"verdict":{_json(self.verdict)},'
+            f'"version":{VERSION}}}\n'
+        ).encode("ascii")
+
+    @staticmethod
+    def parse(obj: object) -> Record | None:
+        """Read the parsed JSON of one line; None when it is not a decision that this version knows."""
+        if not isinstance(obj, dict) or obj.keys() != _KEYS or obj["kind"] != "decision" or obj["version"] != VERSION:
+            return None
+        whole = (obj["seq"], obj["generation"], obj["count"])
+        words = (obj["run"], obj["code"], obj["method"], obj["host"], obj["message"])
+        optional = (obj["layer"], obj["address"])
+        port, time, verdict = obj["port"], obj["time"], obj["verdict"]
+        if (
+            any(type(number) is not int or number < 0 for number in whole)
+            or any(type(word) is not str for word in words)
+            or any(word is not None and type(word) is not str for word in optional)
+            or (port is not None and type(port) is not int)
+            or type(time) not in (int, float)
+            or verdict not in (Verdict.ALLOW, Verdict.DENY)
+        ):
+            return None
+        return Record(
+            seq=obj["seq"],
+            time=float(time),
+            run=obj["run"],
+            generation=obj["generation"],
+            verdict=Verdict(verdict),
+            code=obj["code"],
+            layer=obj["layer"],
+            method=obj["method"],
+            host=obj["host"],
+            port=port,
+            address=obj["address"],
+            message=obj["message"],
+            count=obj["count"],
+        )
+
+
+_json = json.JSONEncoder(ensure_ascii=True).encode
+
+_KEYS = frozenset({*Record.__slots__, "kind", "version"})
+
+
+def printable(text: str) -> str:
+    """Make a text from outside fit for a line of evidence: escaped ASCII, cut at `MAX_TEXT` with a marker."""
+    if not (text.isascii() and text.isprintable()):
+        text = text.encode("ascii", "backslashreplace").decode("ascii")
+        text = "".join(one if one.isprintable() else f"\\x{ord(one):02x}" for one in text)
+    return text if len(text) <= MAX_TEXT else text[:MAX_TEXT] + CUT

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import re
 import stat
 from dataclasses import dataclass
 from pathlib import Path
 
 from reconciler.core.load import Bounds, Problem, load
-from reconciler.core.validate import load_schema, resolve
+from reconciler.core.resolve import resolve
+from reconciler.core.schema import load_schema
 
 DEFAULT_PATH = Path("/etc/ringfence/host.yaml")
 _BOUNDS = Bounds(bytes=64 * 1024)
@@ -64,7 +64,8 @@ def load_host(path: Path) -> Host | tuple[Problem, ...]:
             return (Problem(str(path), 1, 1, "", "is not a regular file"),)
         # Whoever can write these settings names the trust directory, and so decides who may loosen policy.
         if facts.st_uid not in {0, os.geteuid()} or facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-            return (Problem(str(path), 1, 1, "", "must be owned by root and not writable by group or others: chown root, chmod go-w"),)
+            message = "must be owned by root and not writable by group or others: chown root, chmod go-w"
+            return (Problem(str(path), 1, 1, "", message),)
         data = file.read(_BOUNDS.bytes + 1)
     return parse_host(str(path), data)
 
@@ -78,11 +79,6 @@ def parse_host(name: str, data: bytes) -> Host | tuple[Problem, ...]:
     if isinstance(resolved, tuple):
         return resolved
     value = resolved.value
-    try:
-        re.compile(value["ticket_pattern"])
-    except re.error as error:
-        line, column = document.position("/ticket_pattern")
-        return (Problem(name, line, column, "/ticket_pattern", f"is not a regular expression: {error}"),)
     return Host(
         name=value["name"],
         policy=Path(value["policy"]),

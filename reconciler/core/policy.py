@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
-from proxy.entry import Entry
+from proxy.entry import Entry, parse_deny
+from proxy.policy import ProxyLayer, ProxyPolicy
 from reconciler.core.choose import BackendName, Isolation
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from reconciler.core.load import Tree
 
 
 class BackendChoice(StrEnum):
@@ -78,7 +84,7 @@ class Effective:
     agent: Agent
     layers: tuple[Layer, ...]
     blocked: tuple[str, ...] = ()
-    """JSON pointers of fields that have no value in force until a signed reason names one: the agent does not launch."""
+    """JSON pointers of fields without a value in force until a signed reason names one: the agent does not launch."""
     reasons: tuple[str, ...] = ()
     """Ids of the signed reasons that something in force depends on."""
 
@@ -91,3 +97,121 @@ class InForce:
     generation: int
     platform: Platform
     agents: Mapping[str, Effective]
+
+
+def in_force(tree: Tree, *, revision: str, generation: int) -> InForce:
+    """Give the frozen values of the tree that `reconcile` answers. KeyError or ValueError: no such tree."""
+    # Agents share their layers: each content is read once. The tree keeps what the identities stand for alive.
+    layers: dict[tuple[str, int], Layer] = {}
+    agents = {}
+    for name, value in tree["agents"].items():
+        for layer, content in value["layers"].items():
+            if (layer, id(content)) not in layers:
+                layers[layer, id(content)] = _layer(layer, content)
+        agents[name] = Effective(
+            agent=_agent(value["own"]),
+            layers=tuple(layers[layer, id(content)] for layer, content in sorted(value["layers"].items())),
+            blocked=tuple(value["blocked"]),
+            reasons=tuple(value["reasons"]),
+        )
+    return InForce(revision=revision, generation=generation, platform=_platform(tree["platform"]), agents=agents)
+
+
+def proxy_policy(
+    effective: Effective,
+    *,
+    run: str,
+    generation: int,
+    revision: str,
+    resolvers: tuple[tuple[str, int], ...],
+    proof_key: bytes,
+    expires_at: float,
+    local_addresses: tuple[str, ...] = (),
+    nat64_prefixes: tuple[str, ...] = (),
+    canary: int | None = None,
+    client_secret: str | None = None,
+) -> ProxyPolicy:
+    """Give the policy of the proxy of one run. `expires_at` is Unix seconds; see ProxyPolicy for the rest."""
+    agent = effective.agent
+    return ProxyPolicy(
+        run=run,
+        generation=generation,
+        revision=revision,
+        allow=agent.allow,
+        deny=agent.deny,
+        layers=tuple(
+            ProxyLayer(
+                name=f"egress/{layer.name}",
+                default_allow=layer.default_allow,
+                allow=layer.allow,
+                deny=layer.deny,
+                deny_ranges=layer.deny_ranges,
+            )
+            for layer in effective.layers
+        ),
+        resolvers=resolvers,
+        local_addresses=local_addresses,
+        nat64_prefixes=nat64_prefixes,
+        connections=agent.limits.connections,
+        canary=canary,
+        proof_key=proof_key,
+        client_secret=client_secret,
+        expires_at=expires_at,
+    )
+
+
+def _platform(tree: Tree) -> Platform:
+    return Platform(
+        enabled=tree["enabled"],
+        backend=BackendChoice(tree["backend"]),
+        require_runtime_class=tree["require_runtime_class"],
+        max_parallel_runs=tree["max_parallel_runs"],
+        tolerate_icmp=tree["k8s"]["tolerate_icmp"],
+    )
+
+
+def _agent(tree: Tree) -> Agent:
+    # A secret whose file has no value in force is left out here; `blocked` keeps the agent from launching without it.
+    secrets = {name: secret["file"] for name, secret in tree["secrets"].items() if secret["file"] is not None}
+    return Agent(
+        name=tree["name"],
+        description=tree["description"],
+        image=tree["image"],
+        minimum_isolation=Isolation(tree["minimum_isolation"]),
+        user=tree["user"],
+        allow=_entries(tree["allow"]),
+        deny=_entries(tree["deny"]),
+        submitters=tuple(tree["submitters"]),
+        env_allow=tuple(tree["env"]["allow"]),
+        secrets=secrets,
+        limits=_limits(tree["limits"]),
+    )
+
+
+def _limits(tree: Tree) -> Limits:
+    return Limits(
+        cpus=tree["cpus"],
+        memory=tree["memory"],
+        pids=tree["pids"],
+        timeout=tree["timeout"],
+        output=tree["output"],
+        connections=tree["connections"],
+    )
+
+
+def _layer(name: str, tree: Tree) -> Layer:
+    return Layer(
+        name=name,
+        default_allow=tree["default"] == "allow",
+        allow=_entries(tree["allow"]),
+        deny=_entries(tree["deny"]),
+        deny_ranges=tuple(tree["deny_ranges"]),
+    )
+
+
+def _entries(texts: list[str]) -> tuple[Entry, ...]:
+    found = tuple(parse_deny(text) for text in texts)
+    entries = tuple(entry for entry in found if isinstance(entry, Entry))
+    if len(entries) != len(found):
+        raise ValueError(f"{texts} in force are not all entries")
+    return entries

@@ -1,0 +1,436 @@
+"""Owns one client's connection: its requests one after the other, judged in order, until it becomes a tunnel.
+
+Does not decide, resolve or dial: it asks the server, and carries the answer out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from enum import Enum
+from typing import TYPE_CHECKING, assert_never
+
+from proxy.address import text_of
+from proxy.answer import ESTABLISHED, refusal
+from proxy.client_hello import Incomplete, NoServerName, NotTls, ServerName
+from proxy.client_hello import parse as parse_hello
+from proxy.decision import Code, Deny
+from proxy.exchange import Exchange
+from proxy.head import Malformed, refuse_early, take_head
+from proxy.judgement import Asking, Open, Proof, Refused, judge
+from proxy.record import printable
+from proxy.target import HTTP_PORT
+from proxy.tunnel import Held, TunnelEnd, reset
+
+if TYPE_CHECKING:
+    from proxy.address import Address
+    from proxy.decision import Target
+    from proxy.policy import ProxyPolicy
+    from proxy.server import Reached, Server
+
+HEAD_DEADLINE_S = 10.0
+HELLO_DEADLINE_S = 10.0
+KEEP_ALIVE_S = 60.0
+IDLE_S = 600.0
+DRAIN_S = 2.0
+MAX_EARLY = 64 * 1024
+MAX_DRAINED = 1 << 20
+HTTPS_PORT = 443
+UNWRITABLE = Deny(Code.SINK_FAILED, "what is decided cannot be written down, so nothing is allowed")
+
+
+class Phase(Enum):
+    """What a connection is doing."""
+
+    HEAD = "reading a head"
+    OPENING = "resolving and dialling"
+    HELLO = "reading a ClientHello"
+    EXCHANGE = "forwarding a request"
+    TUNNEL = "moving bytes"
+    DRAIN = "refused, reading what the client still sends"
+    CLOSED = "closed"
+
+
+class Connection(asyncio.Protocol):
+    """One client. `moved` is set by every piece of data and cleared by `tick`, which watches for idle ones."""
+
+    __slots__ = (
+        "_address",
+        "_asking",
+        "_buffer",
+        "_deadline",
+        "_drained",
+        "_ended",
+        "_exchange",
+        "_inside",
+        "_opening",
+        "_phase",
+        "_scanned",
+        "_server",
+        "_sides",
+        "_target",
+        "_transport",
+        "_upstream",
+        "moved",
+    )
+
+    _transport: asyncio.Transport
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._buffer = bytearray()
+        self._scanned = 0
+        self._phase = Phase.HEAD
+        self._deadline = server.now() + HEAD_DEADLINE_S
+        self._ended = False
+        self._drained = 0
+        self._sides = 1
+        self._opening: asyncio.Task[None] | None = None
+        self._exchange: Exchange | None = None
+        self._upstream: asyncio.Transport | None = None
+        self._inside: Target | None = None
+        self._target: Target | None = None
+        self._address: Address | None = None
+        self._asking = Asking()
+        self.moved = False
+
+    # What the client does.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Take the connection, or say why not."""
+        if not isinstance(transport, asyncio.Transport):
+            raise TypeError(type(transport).__name__)
+        self._transport = transport
+        deny = self._server.admit(self)
+        if deny is not None:
+            self._refuse(Refused(deny, Asking()))
+
+    def data_received(self, data: bytes) -> None:
+        """Take bytes of the client."""
+        match self._phase:
+            case Phase.EXCHANGE:
+                self.moved = True
+                if self._exchange is not None:
+                    self._exchange.client_data(data)
+            case Phase.HEAD:
+                if not self._buffer:
+                    self._deadline = min(self._deadline, self._server.now() + HEAD_DEADLINE_S)
+                self._buffer += data
+                self._read_head()
+            case Phase.HELLO:
+                self._buffer += data
+                self._read_hello()
+            case Phase.OPENING:
+                self.keep(data)
+            case Phase.DRAIN:
+                self._drained += len(data)
+                if self._drained > MAX_DRAINED:
+                    self.abort()
+            case Phase.TUNNEL | Phase.CLOSED:
+                pass
+
+    def eof_received(self) -> bool:
+        """Note that the client sends no more. It may still read, but not ask."""
+        self._ended = True
+        match self._phase:
+            case Phase.EXCHANGE:
+                if self._exchange is not None:
+                    self._exchange.client_ended()
+                return True
+            case Phase.OPENING:
+                if self._asking.method == "CONNECT" and not self._buffer:
+                    # nothing was sent and nothing will be: the client has left, and its dial is for nobody
+                    self._close()
+                return True
+            case Phase.HELLO | Phase.HEAD | Phase.DRAIN | Phase.TUNNEL | Phase.CLOSED:
+                self._close()
+                return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Let go of everything that was for this client."""
+        del exc
+        self._close()
+        self.side_lost()
+
+    def pause_writing(self) -> None:
+        """Stop reading a response that the client does not take."""
+        if self._exchange is not None:
+            self._exchange.slow()
+
+    def resume_writing(self) -> None:
+        """Read on."""
+        if self._exchange is not None:
+            self._exchange.fast()
+
+    # What the server asks of it.
+
+    def tick(self, now: float) -> None:
+        """Close what is past its deadline; whatever moves has a new one."""
+        if self.moved:
+            self.moved = False
+            self._deadline = now + IDLE_S
+        elif now >= self._deadline:
+            self._expired()
+
+    def reconsider(self, policy: ProxyPolicy) -> None:
+        """Close what a new generation allows no longer."""
+        if self._target is None or self._address is None:
+            return
+        deny = self._server.judge_open(policy, self._target, self._address)
+        if deny is not None:
+            where = f"a new policy closes the connection to {self._target}: {deny.code}"
+            self._record(Deny(Code.POLICY_CHANGED, where, deny.layer))
+            self.abort()
+
+    def retire(self) -> None:
+        """Close now if the client waits for nothing; else after what it waits for."""
+        if self._phase is Phase.HEAD:
+            self._close()
+
+    def abort(self) -> None:
+        """Close both sides with a reset."""
+        self._phase = Phase.CLOSED
+        self._drop()
+        reset(self._transport)
+
+    # One request.
+
+    def _read_head(self) -> None:
+        taken = take_head(self._buffer, self._scanned)
+        if taken is None:
+            taken = refuse_early(self._buffer)
+            if taken is None:
+                self._scanned = len(self._buffer)
+                return
+        self._scanned = 0
+        if isinstance(taken, Malformed):
+            self._refuse(Refused(Deny(taken.code, taken.message), Asking()))
+            return
+        server = self._server
+        judged = judge(taken, server.policy, inside=self._inside, via=server.via)
+        match judged:
+            case Refused():
+                self._refuse(judged)
+            case Proof(response):
+                self._transport.write(response)
+                self._linger()
+            case Open():
+                self._asking = judged.asking
+                if server.decisions.crowded:
+                    self._refuse(Refused(UNWRITABLE, judged.asking))
+                elif self._inside is not None and self._upstream is not None and judged.forward is not None:
+                    # the tunnel's own connection serves its first request
+                    self._forward(judged, judged.forward, self._upstream)
+                else:
+                    self._phase = Phase.OPENING
+                    self._deadline = math.inf
+                    self._opening = server.tasks.create_task(self._open(judged))
+
+    async def _open(self, judged: Open) -> None:
+        """Resolve, decide, dial; then forward or open the tunnel."""
+        try:
+            reached = await self._server.reach(judged.resolved)
+            deny = reached if isinstance(reached, Deny) else await self._hold(reached, judged)
+        except Exception as broken:  # noqa: BLE001 — one broken connection must not take the others with it
+            self._server.report(broken)
+            deny = Deny(Code.INTERNAL, f"the proxy failed: {type(broken).__name__}")
+        self._opening = None
+        if deny is not None:
+            self._refuse(Refused(deny, judged.asking))
+
+    async def _hold(self, reached: Reached, judged: Open) -> Deny | None:
+        """Make the connected socket the upstream side, and go on with it."""
+        server, target, address = self._server, judged.resolved.target, reached.address
+        try:
+            upstream, _ = await server.loop.create_connection(lambda: Held(self), sock=reached.sock)
+        except BaseException:
+            reached.sock.close()
+            raise
+        deny = None if server.policy is reached.policy else server.judge_open(server.policy, target, address)
+        if deny is None and server.decisions.crowded:
+            deny = UNWRITABLE
+        if deny is None and upstream.is_closing():
+            deny = Deny(Code.CONNECT_FAILED, f"{target} closed the connection at once")
+        if deny is not None:
+            upstream.abort()
+            return deny
+        self._upstream, self._target, self._address = upstream, target, address
+        server.decisions.allow(target, method=judged.head.method, address=text_of(address))
+        if judged.forward is not None:
+            self._forward(judged, judged.forward, upstream)
+            return None
+        self._transport.write(ESTABLISHED)
+        if target.port == HTTP_PORT:
+            self._inside = target
+            self._next_head()
+        elif target.port == HTTPS_PORT:
+            self._phase = Phase.HELLO
+            self._deadline = server.now() + HELLO_DEADLINE_S
+            self.read_on()
+            self._read_hello()
+        else:
+            self._join()
+        return None
+
+    def _forward(self, judged: Open, first: bytes, upstream: asyncio.Transport) -> None:
+        self._phase = Phase.EXCHANGE
+        self._deadline = self._server.now() + IDLE_S
+        self._exchange = Exchange(self, self._transport, upstream, judged.head, self._server.via)
+        early = bytes(self._buffer)
+        self._buffer.clear()
+        self.read_on()
+        self._exchange.start(first, early)
+        if self._ended and self._exchange is not None:
+            self._exchange.client_ended()
+
+    def answered(self, *, persistent: bool, read_all: bool) -> None:
+        """Go on after a whole response; `read_all` says that the client owes no more of its request."""
+        self._exchange = self._upstream = None
+        if self._inside is None:
+            self._target = self._address = None
+        if persistent and not self._server.draining and (self._buffer or not self._ended):
+            self._next_head()
+        elif read_all:
+            self._close()
+        else:
+            self._linger()
+
+    def failed(self, deny: Deny) -> None:
+        """Answer for a target that gave no response."""
+        self._exchange = self._upstream = None
+        self._refuse(Refused(deny, self._asking))
+
+    def _next_head(self) -> None:
+        self._phase = Phase.HEAD
+        self._deadline = self._server.now() + (HEAD_DEADLINE_S if self._buffer else KEEP_ALIVE_S)
+        self.read_on()
+        if self._buffer:
+            self._read_head()
+        if self._ended and self._phase is Phase.HEAD:
+            self._close()
+
+    # One tunnel.
+
+    def _read_hello(self) -> None:
+        hello = parse_hello(self._buffer)
+        if isinstance(hello, Incomplete):
+            return
+        host = "" if self._target is None else self._target.host
+        match hello:
+            case ServerName(name):
+                if name == host:
+                    self._join()
+                    return
+                deny = Deny(Code.SNI_MISMATCH, f"the ClientHello asks for {printable(name)} in a tunnel to {host}")
+            case NoServerName():
+                deny = Deny(Code.SNI_MISSING, f"the ClientHello in a tunnel to {host} names no server")
+            case NotTls(message):
+                deny = Deny(Code.NOT_TLS, f"a tunnel to port {HTTPS_PORT} carries TLS only: {message}")
+            case _:
+                assert_never(hello)
+        self._record(deny)
+        self._close()
+
+    def _join(self) -> None:
+        if self._upstream is None:
+            return
+        self._phase = Phase.TUNNEL
+        self._deadline = self._server.now() + IDLE_S
+        self._sides = 2
+        early = bytes(self._buffer)
+        self._buffer.clear()
+        TunnelEnd.join(self, self._transport, self._upstream, early, ended=self._ended)
+
+    def side_lost(self) -> None:
+        """Note that one side is gone; with the last one the connection counts no more."""
+        self._sides -= 1
+        if self._sides == 0:
+            self._server.release(self)
+
+    def upstream_lost(self, exc: Exception | None) -> None:
+        """Note that the target went away before anything was read from it."""
+        if self._phase in (Phase.HELLO, Phase.HEAD):
+            self._upstream = None
+            if exc is None:
+                self._close()
+            else:
+                self.abort()
+
+    # The end.
+
+    def _refuse(self, refused: Refused) -> None:
+        if self._phase is Phase.CLOSED:
+            return
+        self._asking = refused.asking
+        self._record(refused.deny)
+        if self._inside is not None:
+            # an open tunnel belongs to the two ends: an answer of ours in it would be taken for the target's
+            self._close()
+            return
+        method = refused.asking.method
+        self._transport.write(refusal(refused.deny, with_body=method != "HEAD"))
+        if method == "CONNECT":
+            # RFC 9931: what follows a refused CONNECT was meant for the target, so not a byte of it is read
+            self._close()
+        else:
+            self._linger()
+
+    def _linger(self) -> None:
+        """Let the client read the answer before the connection goes: closing on unread bytes would reset it."""
+        self._buffer.clear()
+        self._phase = Phase.DRAIN
+        self._deadline = self._server.now() + DRAIN_S
+        if self._ended:
+            self._close()
+        else:
+            self._transport.write_eof()
+            self.read_on()
+
+    def _expired(self) -> None:
+        match self._phase:
+            case Phase.HEAD if self._inside is None and (self._buffer or not self._asking.method):
+                message = f"no whole request head came within {HEAD_DEADLINE_S:g} s"
+                self._refuse(Refused(Deny(Code.HEAD_TIMEOUT, message), Asking()))
+            case Phase.HEAD:
+                self._close()
+            case Phase.HELLO:
+                self._record(Deny(Code.NOT_TLS, f"no whole ClientHello came within {HELLO_DEADLINE_S:g} s"))
+                self._close()
+            case Phase.OPENING | Phase.EXCHANGE | Phase.TUNNEL | Phase.DRAIN | Phase.CLOSED:
+                self.abort()
+
+    def _close(self) -> None:
+        """Close after what was written is gone; the target's side at once."""
+        if self._phase is not Phase.CLOSED:
+            self._phase = Phase.CLOSED
+            self._deadline = self._server.now() + IDLE_S
+            self._drop()
+            self._transport.close()
+
+    def _drop(self) -> None:
+        self._buffer.clear()
+        self._exchange = None
+        opening, self._opening = self._opening, None
+        if opening is not None:
+            opening.cancel()
+        upstream, self._upstream = self._upstream, None
+        if upstream is not None:
+            reset(upstream)
+
+    # What both do.
+
+    def keep(self, data: bytes) -> None:
+        """Keep what is for later, and stop reading when that is much."""
+        self._buffer += data
+        if len(self._buffer) > MAX_EARLY:
+            self._transport.pause_reading()
+
+    def read_on(self) -> None:
+        """Read on, unless the client said that it is done or too much is kept already."""
+        if not self._ended and len(self._buffer) <= MAX_EARLY:
+            self._transport.resume_reading()
+
+    def _record(self, deny: Deny) -> None:
+        asking = self._asking
+        address = None if self._address is None else text_of(self._address)
+        self._server.decisions.deny(deny, method=asking.method, host=asking.host, port=asking.port, address=address)

@@ -1,0 +1,188 @@
+"""Owns what all connections of one proxy share: the policy of now, their number, the way to a target, the sweep.
+
+Does not read requests, and does not decide: it carries values between those who do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import secrets
+import sys
+import traceback
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from proxy.connection import UNWRITABLE, Connection
+from proxy.decision import Code, Deny, Resolve, Target, decide_addresses, decide_name
+from proxy.dial import dial, peer_of
+from proxy.dns_message import Failure
+from proxy.resolver import TOTAL_DEADLINE_S, Resolver
+
+if TYPE_CHECKING:
+    import socket
+
+    from proxy.address import Address
+    from proxy.interfaces import Interfaces
+    from proxy.policy import ProxyPolicy
+    from proxy.sink import Decisions
+
+BACKLOG = 512
+SWEEP_S = 0.5
+MAX_TURNED_AWAY = 64
+"""Connections over the cap that are told so; more than that are closed without a word."""
+
+SPARE_DESCRIPTORS = 64
+DESCRIPTORS_A_CONNECTION = 4
+"""Client, target, and the two questions to a resolver."""
+
+_FAILURES = {
+    Failure.NXDOMAIN: (Code.DNS_NXDOMAIN, "does not exist"),
+    Failure.SERVFAIL: (Code.DNS_SERVFAIL, "could not be looked up: no resolver answers for it"),
+    Failure.EMPTY: (Code.DNS_EMPTY, "has no address"),
+    Failure.MALFORMED: (Code.DNS_MALFORMED, "has an answer that is not acceptable"),
+    Failure.TIMEOUT: (Code.DNS_TIMEOUT, f"could not be looked up within {TOTAL_DEADLINE_S:g} s"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """A connected socket, the address at its other end, and the policy by which it was dialled."""
+
+    sock: socket.socket
+    address: Address
+    policy: ProxyPolicy
+
+
+class Server:
+    """One proxy. Everything happens on one loop; `tasks` outlives every connection."""
+
+    def __init__(
+        self,
+        policy: ProxyPolicy,
+        decisions: Decisions,
+        interfaces: Interfaces,
+        tasks: asyncio.TaskGroup,
+    ) -> None:
+        self.policy = policy
+        self.decisions = decisions
+        self.tasks = tasks
+        self.loop = asyncio.get_running_loop()
+        self.now = self.loop.time
+        self.via = b"rf-" + secrets.token_hex(8).encode("ascii")
+        """This process's pseudonym in `Via`: random, so that it says nothing and nobody else has it."""
+        self.draining = False
+        self._interfaces = interfaces
+        self._resolver = Resolver(tasks)
+        self._connections: set[Connection] = set()
+        self._turned_away: set[Connection] = set()
+        self._listeners: list[asyncio.Server] = []
+        self._empty = asyncio.Event()
+        self._descriptors = _raise_descriptors()
+        self.replace(policy)
+
+    async def listen(self, sock: socket.socket) -> None:
+        """Accept clients on a bound TCP socket."""
+        self._listeners.append(await self.loop.create_server(lambda: Connection(self), sock=sock, backlog=BACKLOG))
+
+    def replace(self, policy: ProxyPolicy) -> None:
+        """Make a newer generation the one that counts, and close what it allows no longer."""
+        self.policy = policy
+        self.decisions.configure(policy.run, policy.generation)
+        self._resolver.configure(policy.resolvers)
+        for connection in tuple(self._connections):
+            connection.reconsider(policy)
+
+    def admit(self, connection: Connection) -> Deny | None:
+        """Count a new connection in, or say why it is turned away."""
+        cap = min(self.policy.connections, self._descriptors // DESCRIPTORS_A_CONNECTION)
+        if not self.decisions.crowded and len(self._connections) < cap:
+            self._connections.add(connection)
+            self._empty.clear()
+            return None
+        if len(self._turned_away) >= MAX_TURNED_AWAY:
+            connection.abort()
+        self._turned_away.add(connection)
+        if self.decisions.crowded:
+            return UNWRITABLE
+        return Deny(Code.TOO_MANY_CONNECTIONS, f"there are {cap} connections already, which is this sandbox's limit")
+
+    def release(self, connection: Connection) -> None:
+        """Count a connection out."""
+        self._connections.discard(connection)
+        self._turned_away.discard(connection)
+        if not self._connections:
+            self._empty.set()
+
+    def sweep(self) -> None:
+        """Let every connection look at its deadline; to be called every `SWEEP_S`."""
+        now = self.now()
+        for connection in (*self._connections, *self._turned_away):
+            connection.tick(now)
+
+    async def reach(self, resolved: Resolve) -> Reached | Deny:
+        """Look a name up, decide on its addresses, and connect to one of those that are allowed."""
+        found = await self._resolver.lookup(resolved)
+        target = resolved.target
+        if isinstance(found, Failure):
+            code, what = _FAILURES[found]
+            return Deny(code, f"{target.host} {what}")
+        policy = self.policy
+        # A newer generation may have come while the name was looked up.
+        again = decide_name(policy, target)
+        if isinstance(again, Deny):
+            return again
+        allowed = decide_addresses(policy, again, found, local=self._interfaces.addresses())
+        if isinstance(allowed, Deny):
+            return allowed
+        sock = await dial(allowed)
+        if isinstance(sock, Deny):
+            return sock
+        address = peer_of(sock)
+        if address is None:
+            sock.close()
+            return Deny(Code.CONNECT_FAILED, f"{target} closed the connection at once")
+        return Reached(sock, address, policy)
+
+    def judge_open(self, policy: ProxyPolicy, target: Target, address: Address) -> Deny | None:
+        """Judge a connection that exists already by another policy than the one that it was made by."""
+        resolved = decide_name(policy, target)
+        if isinstance(resolved, Deny):
+            return resolved
+        decided = decide_addresses(policy, resolved, [address], local=self._interfaces.addresses())
+        return decided if isinstance(decided, Deny) else None
+
+    def report(self, broken: BaseException) -> None:
+        """Say on stderr where the proxy itself failed. Tracebacks hold code, not what went over the wire."""
+        traceback.print_exception(type(broken), None, broken.__traceback__, file=sys.stderr)
+
+    async def drain(self, deadline_s: float) -> None:
+        """Stop accepting, let what is running end until the deadline, then close it."""
+        self.draining = True
+        self.stop_accepting()
+        for connection in tuple(self._connections):
+            connection.retire()
+        if self._connections:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._empty.wait(), deadline_s)
+        self.close()
+
+    def stop_accepting(self) -> None:
+        """Close the listener."""
+        for listener in self._listeners:
+            listener.close()
+
+    def close(self) -> None:
+        """Close everything now."""
+        self.draining = True
+        self.stop_accepting()
+        for connection in (*self._connections, *self._turned_away):
+            connection.abort()
+
+
+def _raise_descriptors() -> int:
+    """Raise the limit of descriptors as far as it goes, and say how many connections may use."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return max(hard - SPARE_DESCRIPTORS, DESCRIPTORS_A_CONNECTION)

@@ -1,0 +1,289 @@
+"""Owns the building of one bubblewrap fence: its steps in their order, and the proof before the command.
+
+Does not undo (the steps do), does not run the command, does not probe.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import json
+import secrets
+import socket
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import proxy
+from reconciler.backends import (
+    bwrap_args,
+    bwrap_process,
+    bwrap_proof,
+    canary,
+    gate_targets,
+    host_network,
+    host_root,
+    leftovers,
+    mountinfo,
+    proxy_process,
+)
+from reconciler.backends.base import Launch, LaunchRefused, Observer
+from reconciler.backends.bwrap_sandbox import BwrapSandbox, Proven, word
+from reconciler.backends.cgroup import Cgroup
+from reconciler.backends.uids import NoUid, allocate
+from reconciler.core.choose import HOST_IMAGE
+from reconciler.core.gate_report import Target, judge
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+
+    from anyio.abc import TaskGroup
+
+    from reconciler.backends.bwrap_process import BwrapProcess
+    from reconciler.backends.bwrap_surroundings import Surroundings
+    from reconciler.backends.steps import Steps
+    from reconciler.host import Host
+
+_BLOCKED_S = 10.0
+_READY_S = 10.0
+_GATE_BUDGET_S = 10.0
+_GATE_ROUNDS = 2
+_GATE_INTERVAL_S = 0.05
+_OWN_PROCESSES = 2
+"""bwrap's outer process and its init, beside the command's."""
+_PROXY_MEMORY, _PROXY_PIDS, _PROXY_CPUS = 256 * 1024 * 1024, 16, 1.0
+_PROXY = f"{bwrap_args.PROXY_ADDRESS[0]}:{bwrap_args.PROXY_ADDRESS[1]}"
+_DNS_PORT = 53
+_NAMED_FAILURES = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Site:
+    """Where and with what one daemon builds: `group` is above its control groups, `folder` above its runs' own."""
+
+    host: Host
+    surroundings: Surroundings
+    group: str
+    folder: Path
+
+
+async def build(
+    site: Site, launch: Launch, observer: Observer, steps: Steps, tasks: TaskGroup
+) -> BwrapSandbox | LaunchRefused:
+    """Take the steps in their order; whatever was taken is undone by the caller."""
+    found = site.surroundings
+    if refused := _unusable(launch):
+        return refused
+    uid = steps.take("uid", _uid(site.host))
+    if isinstance(uid, NoUid):
+        return LaunchRefused(code="no_uid", message=uid.message)
+    folder = steps.take("run directory", _run_folder(site, launch))
+    inside = await steps.take_async("sandbox cgroup", _cgroup(site, launch, "sandbox"))
+    limits = launch.limits
+    inside.limit(memory=limits.memory, pids=limits.pids + _OWN_PROCESSES, cpus=limits.cpus)
+    beside = await steps.take_async("proxy cgroup", _cgroup(site, launch, "proxy"))
+    beside.limit(memory=_PROXY_MEMORY, pids=_PROXY_PIDS, cpus=_PROXY_CPUS)
+    addresses = host_network.addresses()
+    canaries = steps.take("canaries", canary.open_canaries(folder, addresses))
+    handed_out, received = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    with handed_out, received:
+        door = await steps.take_async(
+            "proxy",
+            proxy_process.start(
+                launch.proxy,
+                user=site.host.proxy_user,
+                receive=received,
+                cgroup=beside,
+                tasks=tasks,
+                decided=observer.decision,
+            ),
+        )
+        made = bwrap_args.fence(
+            user=launch.user,
+            memory=limits.memory,
+            host=host_root.read(),
+            files=launch.input,
+            launcher=_program("launcher.py"),
+            gate=_program("gate.py"),
+        )
+        process = await steps.take_async(
+            "sandbox",
+            bwrap_process.start(
+                made,
+                program=found.bwrap,
+                python=site.host.python,
+                uid=uid,
+                seccomp=found.seccomp,
+                handoff=handed_out,
+                tasks=tasks,
+                output=observer.output,
+            ),
+        )
+    init = await process.until_blocked(_BLOCKED_S)
+    if init is None:
+        return LaunchRefused(
+            code="fence_failed",
+            message=f"bwrap did not build the fence: {process.diagnostics or 'it said nothing'}",
+        )
+    for pid in (process.pid, init):
+        inside.add(pid)
+    expected = bwrap_proof.Expected(
+        uid=uid,
+        user=launch.user,
+        mounts=bwrap_args.mounts(made, _own_mounts()),
+        # Read later, from init: while it builds, bwrap still moves on to its last user namespace.
+        namespaces={},
+        daemon_namespaces=bwrap_proof.namespaces("thread-self"),
+    )
+    process.release()
+    question = _question(site.host, launch, canaries.targets, addresses)
+    await process.say(question.to_object())
+    if unready := await door.until_ready(_READY_S):
+        return LaunchRefused(code="proxy_failed", message=f"{unready.message} {process.diagnostics}".strip())
+    steps.done("listener handed out")
+    proven = await _prove(process, inside, expected, canaries, question)
+    if isinstance(proven, LaunchRefused):
+        return proven
+    steps.done("gate")
+    environment = bwrap_args.environment(made, launch.environment)
+    sandbox = BwrapSandbox(
+        process=process, proxy=door, cgroup=inside, proven=proven, word=word(launch.command, environment)
+    )
+    tasks.start_soon(sandbox.stop_when_proxy_dies)
+    return sandbox
+
+
+def _question(
+    host: Host, launch: Launch, canaries: tuple[Target, ...], addresses: tuple[str, ...]
+) -> gate_targets.Question:
+    challenge = secrets.token_hex(16)
+    resolvers = [_endpoint(text) for text in host.resolvers]
+    resolvers += [(address, _DNS_PORT) for address in host_network.nameservers()]
+    own = {bwrap_args.PROXY_ADDRESS}
+    return gate_targets.Question(
+        proxy=_PROXY,
+        challenge=challenge,
+        answer=gate_targets.answer(launch.proxy.proof_key, challenge),
+        targets=gate_targets.targets(
+            canaries=canaries,
+            addresses=addresses,
+            nameservers=[*launch.proxy.resolvers, *resolvers],
+            neighbours=[neighbour for neighbour in launch.neighbours if neighbour not in own],
+        ),
+        rounds=_GATE_ROUNDS,
+        interval=_GATE_INTERVAL_S,
+        budget=_GATE_BUDGET_S,
+    )
+
+
+async def _prove(
+    process: BwrapProcess,
+    inside: Cgroup,
+    expected: bwrap_proof.Expected,
+    canaries: canary.Canaries,
+    question: gate_targets.Question,
+) -> Proven | LaunchRefused:
+    """Hear the gate, count arrivals, read the structure from outside; all of it must hold."""
+    said = await process.gate_answer(_GATE_BUDGET_S + _READY_S)
+    raw = said.get("gate") if isinstance(said, dict) else None
+    report = judge(
+        raw,
+        challenge=question.challenge,
+        answer=question.answer,
+        targets=question.targets,
+        arrivals=canaries.arrivals(),
+        rounds=question.rounds,
+        interfaces=question.interfaces,
+    )
+    structure: list[str] = []
+    facts: tuple[str, ...] = ()
+    limits = inside.limits()
+    pids = inside.pids() - {process.pid}
+    if process.init in pids:
+        expected = replace(expected, namespaces=bwrap_proof.namespaces(process.init))
+    else:
+        structure.append("the sandbox's first process is gone")
+    for pid in sorted(pids):
+        try:
+            observed = bwrap_proof.observe(pid)
+        except (OSError, KeyError):
+            structure.append("a process ended before its command")
+            continue
+        structure += bwrap_proof.differences(observed, expected, filtered=True, listening=True)
+        if not inside.holds(observed.cgroup):
+            structure.append("a process is outside the limits")
+        facts = bwrap_proof.evidence(observed, expected, limits)
+    if len(pids) < _OWN_PROCESSES:
+        structure.append("the launcher is gone")
+    if isinstance(said, dict) and said.get("exit") != 0 and report.passed:
+        structure.append("the gate's exit status is not 0")
+    failures = tuple(dict.fromkeys((*report.failures, *structure)))
+    if failures:
+        judged = replace(report, passed=False, failures=failures)
+        return LaunchRefused(code="gate_failed", message=_gate_message(failures, process.diagnostics), report=judged)
+    return Proven(report=report, evidence=facts, expected=expected, limits=limits)
+
+
+@contextlib.contextmanager
+def _run_folder(site: Site, launch: Launch) -> Iterator[Path]:
+    folder = site.folder / launch.run
+    # Passable, not readable: the path canary in it must be out of reach because of the fence, not of this mode.
+    folder.mkdir(mode=0o711, parents=True)
+    label = {"run": launch.run, "agent": launch.agent, "owner": launch.owner, "expires_at": launch.expires_at}
+    try:
+        (folder / leftovers.LABEL).write_text(json.dumps(label, sort_keys=True), "utf-8")
+        yield folder
+    finally:
+        (folder / leftovers.LABEL).unlink(missing_ok=True)
+        folder.rmdir()
+
+
+@contextlib.asynccontextmanager
+async def _cgroup(site: Site, launch: Launch, role: str) -> AsyncIterator[Cgroup]:
+    cgroup = Cgroup(site.surroundings.roots, f"{site.group}/{launch.run}.{role}")
+    cgroup.create()
+    try:
+        yield cgroup
+    finally:
+        if not await leftovers.empty(cgroup):
+            raise OSError(f"processes in {cgroup.name} do not end")
+
+
+def _unusable(launch: Launch) -> LaunchRefused | None:
+    if launch.image != HOST_IMAGE:
+        return LaunchRefused(
+            code="image_needs_backend",
+            message=f"bubblewrap runs only `image: {HOST_IMAGE}`: name a backend that can run {launch.image}",
+        )
+    for name in launch.input:
+        if bwrap_args.unusable_name(name):
+            return LaunchRefused(code="bad_input", message=f"input file {name!a} is not a plain relative path")
+    return None
+
+
+def _uid(host: Host) -> contextlib.AbstractContextManager[int | NoUid]:
+    return allocate(host.runtime / "bubblewrap.uids", first=host.uid_first, count=host.uid_count)
+
+
+def _program(name: str) -> bytes:
+    """Read one of the two programs that run inside: their text is handed over, no path of this installation."""
+    return (Path(proxy.__file__).parent / name).read_bytes()
+
+
+def _own_mounts() -> tuple[mountinfo.Mount, ...]:
+    return mountinfo.parse(Path("/proc/thread-self/mountinfo").read_text("utf-8", "surrogateescape"))
+
+
+def _endpoint(text: str) -> tuple[str, int]:
+    """Read a resolver of the host settings: an address, or `address:port` with `[...]` round an IPv6 one."""
+    try:
+        return str(ipaddress.ip_address(text)), _DNS_PORT
+    except ValueError:
+        address, _, port = text.rpartition(":")
+        return address.strip("[]"), int(port)
+
+
+def _gate_message(failures: tuple[str, ...], diagnostics: str) -> str:
+    named = "; ".join(failures[:_NAMED_FAILURES])
+    more = f" and {len(failures) - _NAMED_FAILURES} more" if len(failures) > _NAMED_FAILURES else ""
+    return f"the gate did not prove the fence: {named}{more}" + (f" ({diagnostics})" if diagnostics else "")

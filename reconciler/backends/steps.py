@@ -1,0 +1,64 @@
+"""Owns the order of a launch: named steps, each of which registers its undo before the next starts.
+
+Knows no backend; a failed undo is reported and the others still happen.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, AsyncExitStack, nullcontext
+from typing import TYPE_CHECKING, TypeVar
+
+import anyio
+
+if TYPE_CHECKING:
+    from reconciler.backends.base import Observer
+
+T = TypeVar("T")
+UNDO_S = 30.0
+"""How long one undo may take; what it leaves then is the reaper's."""
+
+
+class Steps:
+    """The steps taken so far."""
+
+    def __init__(self, observer: Observer) -> None:
+        """Report each step to `observer`."""
+        self._observer = observer
+        self._stack = AsyncExitStack()
+
+    def take(self, name: str, context: AbstractContextManager[T]) -> T:
+        """Take a step that does not wait; its context's end is its undo."""
+        value = context.__enter__()
+        self._register(name, nullcontext(), context)
+        return value
+
+    async def take_async(self, name: str, context: AbstractAsyncContextManager[T]) -> T:
+        """Take a step that may wait; its context's end is its undo."""
+        value = await context.__aenter__()
+        self._register(name, context, nullcontext())
+        return value
+
+    def done(self, name: str) -> None:
+        """Report a step that needs no undo."""
+        self._observer.step(name)
+
+    async def undo(self) -> None:
+        """Undo everything, last first, whatever fails and although cancelled. Idempotent."""
+        with anyio.CancelScope(shield=True):
+            await self._stack.aclose()
+
+    def _register(
+        self, name: str, waiting: AbstractAsyncContextManager[object], plain: AbstractContextManager[object]
+    ) -> None:
+        async def undo() -> None:
+            try:
+                with anyio.fail_after(UNDO_S):
+                    await waiting.__aexit__(None, None, None)
+                plain.__exit__(None, None, None)
+            except Exception as error:  # noqa: BLE001 - whatever it is, the steps before it must be undone too
+                self._observer.undo_failed(name, f"{type(error).__name__}: {error}")
+            else:
+                self._observer.step(f"undo {name}")
+
+        self._stack.push_async_callback(undo)
+        self._observer.step(name)

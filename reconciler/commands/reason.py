@@ -1,0 +1,126 @@
+"""Owns `ringfence reason`: writes a statement to fill in, signs one, and says whether one would count here."""
+
+from __future__ import annotations
+
+import getpass
+import re
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from reconciler.admission import admit
+from reconciler.clock import SystemClock
+from reconciler.commands.console import (
+    HOST_CONFIG,
+    Code,
+    HostConfig,
+    complain,
+    host_settings,
+    leave,
+    leave_with_problems,
+    say,
+)
+from reconciler.commands.policy import REASON_LASTS
+from reconciler.core.load import Problem
+from reconciler.core.statement import ReasonRefused, Terms
+from reconciler.core.statement import read as read_statement
+from reconciler.core.trust import TrustBroken
+from reconciler.reason import Verifier, read_trust
+from reconciler.reason import sign as sign_statement
+
+Statement = Annotated[Path, typer.Argument(metavar="STATEMENT.yaml", help="The statement, reasons/NAME.yaml.")]
+
+_NEW = """\
+version: 1
+kind: signed-reason
+id: {ticket}.1
+audience: ["{audience}"]
+expires: "{expires}"
+ticket: {ticket}
+reason: {reason}
+grants:
+  # one line a grant, such as
+  # - {{document: agents/helper, field: /allow, add: api.vendor.com}}
+  # - {{document: agents/helper, field: /limits/memory, value: 1GiB}}
+  # - {{document: egress/org, field: /deny, remove: files.vendor.com}}
+"""
+
+
+def new(
+    statement: Statement,
+    ticket: Annotated[str | None, typer.Option(help="Else the name of the file.")] = None,
+    audience: Annotated[str, typer.Option(help="A host name or a glob.")] = "*",
+    reason: Annotated[str, typer.Option(help="Why; at least ten characters that are not the ticket.")] = "FILL IN",
+) -> None:
+    """Write a statement to fill in. `ringfence plan --emit-reason` writes one that lists what a change needs."""
+    expires = (SystemClock().now() + REASON_LASTS).strftime("%Y-%m-%dT00:00:00Z")
+    text = _NEW.format(ticket=ticket or statement.stem, audience=audience, expires=expires, reason=reason)
+    try:
+        with statement.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        complain(f"{statement}: cannot be written: {error.strerror}")
+        leave(Code.PROBLEMS)
+    say(f"wrote {statement}: list its grants and say why, then `ringfence reason sign {statement} --key KEY`")
+
+
+def sign(
+    statement: Statement,
+    key: Annotated[Path, typer.Option(help="The private key; or the public one, whose other half an agent holds.")],
+    signer: Annotated[str | None, typer.Option(help="Your name in allowed_signers; else your user name.")] = None,
+) -> None:
+    """Check a statement, show what it licenses, and write its signature beside it."""
+    name = signer or getpass.getuser()
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9@_+-]*", name):
+        raise typer.BadParameter(
+            "a signer is a plain name without dots, for the signature's file name", param_hint="--signer"
+        )
+    read = read_statement(str(statement), _bytes(statement))
+    if isinstance(read, tuple):
+        leave_with_problems(read)
+    out = statement.with_name(f"{statement.stem}.{name}.sig")
+    refused = sign_statement(statement, key, out)
+    if isinstance(refused, ReasonRefused):
+        complain(f"{statement} {refused.message}")
+        leave(Code.PROBLEMS)
+    say(f"{read.id} licenses, on {', '.join(read.audience)}:")
+    for grant in read.grants:
+        say(f"  {grant.document} {grant.field} {grant.action}: {grant.item}")
+    say(f"signed as {name} in {out}")
+
+
+def verify(statement: Statement, host_config: HostConfig = HOST_CONFIG) -> None:
+    """Say whether a statement with the signatures beside it would count on this host now, and what would mend it."""
+    host = host_settings(host_config)
+    trust = read_trust(host.trust)
+    if isinstance(trust, TrustBroken):
+        leave_with_problems(trust.problems)
+    beside = statement.parent.glob(f"{statement.stem}.*.sig")
+    files = {f"reasons/{path.name}": _bytes(path) for path in (statement, *sorted(beside))}
+    found = admit(
+        files,
+        trust,
+        (),
+        now=SystemClock().now(),
+        terms=Terms(host=host.name, ticket_pattern=host.ticket_pattern, max_age=host.max_age),
+        verifier=Verifier(),
+    )
+    for refusal in found.refused:
+        complain(f"{refusal}")
+    for file in found.elsewhere:
+        complain(f"{file}: [other_host] is for other hosts, not for {host.name}")
+    for one in found.admitted:
+        say(f"{one.statement.id} ({one.statement.ticket}) counts on {host.name}")
+        for approval in one.approvals:
+            say(f"  signed by {approval.signer} with {approval.key}")
+        for grant in one.grants:
+            say(f"  {grant.document} {grant.field} {grant.action}: {grant.item}")
+    leave(Code.FINE if found.admitted and not found.refused else Code.PROBLEMS)
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        leave_with_problems([Problem(str(path), 1, 1, "", f"cannot be read: {error.strerror}")])

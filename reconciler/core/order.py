@@ -1,0 +1,398 @@
+"""One rule per field, none left out.
+
+Owns the one walker over `x-loosens`: which of two resolved documents is looser, in which field, by which element.
+There is no code for any field here. A field without `x-loosens` counts as `any`, and fails the build.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from reconciler.core.grants import Action, Grant, Licence
+from reconciler.core.resolve import default
+from reconciler.core.rules import Covered, Numbers, Ranked, Rule, Silent, Step, Unordered, Words
+from reconciler.core.sets import set_function
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from reconciler.core.load import Tree
+    from reconciler.core.schema import Node, Schema
+
+NEVER_APPROVED = 1_000_000
+"""More approvals than there can be: what `x-approvals: never` costs."""
+
+Path = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """One field: its rule, what its weakening costs and why it is one, and its schema."""
+
+    rule: Rule
+    approvals: int
+    why: str
+    node: Node = field(repr=False)
+    default: Tree = None
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """An object with fixed fields."""
+
+    fields: Mapping[str, Order]
+
+
+@dataclass(frozen=True, slots=True)
+class Keyed:
+    """A map by name. It loosens when a key is added or, with `removing`, removed; values recurse.
+
+    A value that is added starts at `floor`, the resolved empty value. With `shared` values are the same objects in many
+    documents, and a walk compares each pair of them once.
+    """
+
+    value: Order
+    floor: Tree
+    removing: bool
+    approvals: int
+    why: str
+    node: Node = field(repr=False)
+    shared: bool = False
+
+
+Order = Leaf | Group | Keyed
+
+
+@dataclass(frozen=True, slots=True)
+class Loosening:
+    """One element by which a field became looser: the step, what it costs and why.
+
+    `below` is the way from the difference's path to the field; with `of_key` the element is the last key of that path
+    itself, and its rule is the map's.
+    """
+
+    step: Step
+    approvals: int
+    why: str
+    below: Path = ()
+    of_key: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One field that differs. It is a weakening iff `loosenings` is not empty; None is "not there"."""
+
+    path: Path
+    before: Tree
+    after: Tree
+    loosenings: tuple[Loosening, ...]
+
+    def field(self, loosening: Loosening) -> Path:
+        """Give the path of the field, or map, that a loosening is in."""
+        return self.path[:-1] if loosening.of_key else self.path + loosening.below
+
+
+@functools.cache
+def order_of(schema: Schema) -> Group:
+    """Compile the order of a schema, once. ValueError or TypeError when its `x-loosens` mean nothing."""
+    order = compile_order(schema.root)
+    if not isinstance(order, Group):
+        raise TypeError(f"schema {schema.kind} is not an object with fields")
+    return order
+
+
+def compile_order(node: Node) -> Order:
+    """Compile the order of one node of a schema."""
+    approvals = node.get("x-approvals", 1)
+    cost = NEVER_APPROVED if approvals == "never" else int(approvals)
+    why = node.get("x-why", "")
+    if "properties" in node:
+        return Group({name: compile_order(child) for name, child in node["properties"].items()})
+    values = node.get("additionalProperties")
+    loosens = node.get("x-loosens")
+    if isinstance(values, dict) and loosens in ("adding-key", "removing-key"):
+        return Keyed(compile_order(values), default(values), loosens == "removing-key", cost, why, node)
+    return Leaf(_rule(node, loosens), cost, why, node, default(node))
+
+
+def _rule(node: Node, loosens: Any) -> Rule:
+    match loosens:
+        case "up" | "down":
+            return Ranked(Numbers(down=loosens == "down"))
+        case {"flag": bool(loose)}:
+            return Ranked(Words((not loose, loose)))
+        case {"chain": list(line)}:
+            return Ranked(Words(tuple(line)))
+        case {"set": _, "by": ("adding" | "removing") as way}:
+            function = set_function(loosens)
+            if function is not None:
+                return Covered(function, way == "removing")
+        case "never" | "identity":
+            return Silent(identity=loosens == "identity")
+        case "any" | None:
+            return Unordered(default(node))
+        case _:
+            pass
+    raise ValueError(f"x-loosens means nothing: {loosens!r}")
+
+
+def floor(order: Order) -> Tree:
+    """Give the resolved empty document: each field's default, None where it has none."""
+    match order:
+        case Group(fields):
+            return {name: floor(child) for name, child in fields.items()}
+        case Keyed():
+            return {}
+        case Leaf():
+            return order.default
+
+
+def find(order: Order, path: Path) -> Leaf | Keyed | None:
+    """Give what stands at a path; None when nothing with a rule does."""
+    for token in path:
+        match order:
+            case Group(fields) if token in fields:
+                order = fields[token]
+            case Keyed():
+                order = order.value
+            case _:
+                return None
+    return None if isinstance(order, Group) else order
+
+
+def cost(order: Leaf | Keyed, action: Action, item: Tree) -> int:
+    """Say how many approvals letting `item` happen to a field costs."""
+    if isinstance(order, Leaf) and isinstance(order.rule, Covered) and action is Action.ADD:
+        return max(order.approvals, order.rule.function.elements.approvals(item))
+    return order.approvals
+
+
+def usable(order: Leaf | Keyed, grants: Iterable[Grant]) -> tuple[Grant, ...]:
+    """Give the grants that say what such a field's grant says and carry the approvals that it costs."""
+    wanted = action_of(order)
+    return tuple(
+        grant for grant in grants if grant.action is wanted and grant.approved_by(cost(order, grant.action, grant.item))
+    )
+
+
+def action_of(order: Leaf | Keyed) -> Action | None:
+    """Say what a grant for such a field says; None when it needs no grant or none can help."""
+    return order.rule.action if isinstance(order, Leaf) else _key_action(order)
+
+
+class Walk:
+    """The walker. One object serves one pass: it remembers what it found for values that many documents share."""
+
+    __slots__ = ("_memo",)
+
+    def __init__(self) -> None:
+        # By identity of the arguments, which the values keep alive, so that no identity is used twice.
+        self._memo: dict[tuple[str, int, int, int, int], tuple[Any, tuple[Any, ...]]] = {}
+
+    def le(self, order: Order, one: Tree, other: Tree) -> bool:
+        """Say whether `one` is nowhere looser than `other`."""
+        return not self.loosened(order, other, one)
+
+    def loosened(self, order: Order, before: Tree, after: Tree) -> tuple[Loosening, ...]:
+        """Give every element by which `after` is looser than `before`."""
+        return tuple(found for change in self.compare(order, before, after) for found in change.loosenings)
+
+    def meet(self, order: Order, wanted: Tree, limit: Tree) -> Tree:
+        """Give the loosest tree that is nowhere looser than either; fields without direction are as wanted."""
+        return self._combine(order, wanted, limit, "meet")
+
+    def tighten(self, order: Order, baseline: Tree, wanted: Tree) -> Tree:
+        """Give the next baseline: the meet, without a value in the fields that no baseline limits."""
+        return self._combine(order, baseline, wanted, "tighten")
+
+    def join(self, order: Order, one: Tree, other: Tree) -> Tree:
+        """Give the tightest tree that is nowhere tighter than either."""
+        return self._combine(order, one, other, "join")
+
+    def limit(self, order: Order, baseline: Tree, licence: Licence, wanted: Tree) -> Tree:
+        """Give baseline ⊔ grants, for the keys that `wanted` has: what the wanted tree may be at most.
+
+        In a map that loosens by adding, a key may be there when the baseline has it or a grant names it or something
+        below it. In one that loosens by removing, a key of the baseline may be missing when a grant names it.
+        """
+        if not licence:
+            return baseline
+        match order:
+            case Leaf(rule):
+                grants = usable(order, licence.here)
+                return rule.lift(baseline, grants) if grants else baseline
+            case Group(fields):
+                return {
+                    name: self.limit(child, _at(baseline, name, child), licence.at(name), _at(wanted, name, child))
+                    for name, child in fields.items()
+                }
+            case Keyed():
+                return self._limit_keys(order, baseline, licence, wanted)
+
+    def _limit_keys(self, order: Keyed, baseline: Tree, licence: Licence, wanted: Tree) -> Tree:
+        named = {grant.item for grant in usable(order, licence.here)}
+        limits: dict[str, Tree] = {}
+        for key in sorted({*baseline, *wanted}):
+            below = licence.at(key)
+            if order.removing:
+                may_stay_out = key in named and key not in wanted
+                known = not may_stay_out
+            else:
+                known = key in baseline or key in named or _licensed(order.value, below, order.approvals)
+            if known:
+                start = baseline.get(key, order.floor)
+                if order.shared:
+                    limits[key] = self._shared("limit", order.value, start, below, wanted.get(key, start))
+                else:
+                    limits[key] = self.limit(order.value, start, below, wanted.get(key, start))
+        return limits
+
+    def _combine(self, order: Order, one: Tree, other: Tree, way: str) -> Tree:
+        if one is other and way != "tighten":
+            return one
+        match order:
+            case Leaf(rule):
+                if way == "tighten" and not rule.remembered:
+                    return None
+                if one == other and type(one) is type(other):
+                    return one
+                return rule.join(one, other) if way == "join" else rule.meet(one, other)
+            case Group(fields):
+                return {
+                    name: self._combine(child, _at(one, name, child), _at(other, name, child), way)
+                    for name, child in fields.items()
+                }
+            case Keyed():
+                # Where a missing key is the looser side, the meet has the keys of both; and the other way round.
+                all_keys = (way != "join") == order.removing
+                keys = {*one, *other} if all_keys else one.keys() & other.keys()
+                return {key: self._combine_key(order, one, other, key, way) for key in sorted(keys)}
+
+    def _combine_key(self, order: Keyed, one: Tree, other: Tree, key: str, way: str) -> Tree:
+        if key not in one or key not in other:
+            return one[key] if key in one else other[key]
+        if order.shared:
+            return self._shared(way, order.value, one[key], other[key])
+        return self._combine(order.value, one[key], other[key], way)
+
+    def compare(self, order: Order, before: Tree, after: Tree) -> tuple[Difference, ...]:
+        """Give every field that differs, with the elements by which `after` is looser there."""
+        if before is after or (before == after and type(before) is type(after)):
+            return ()
+        match order:
+            case Leaf(Silent(identity=True)):
+                return ()
+            case Leaf(rule):
+                steps = rule.steps(before, after)
+                costs = tuple(Loosening(step, max(order.approvals, step.approvals), order.why) for step in steps)
+                return (Difference((), before, after, costs),)
+            case Group(fields):
+                return tuple(
+                    _below(name, found)
+                    for name, child in fields.items()
+                    for found in self.compare(child, _at(before, name, child), _at(after, name, child))
+                )
+            case Keyed():
+                return tuple(
+                    found for key in sorted({*before, *after}) for found in self._compare_key(order, before, after, key)
+                )
+
+    def _compare_key(self, order: Keyed, before: Tree, after: Tree, key: str) -> tuple[Difference, ...]:
+        if key in before and key in after:
+            if order.shared:
+                found = self._shared("compare", order.value, before[key], after[key])
+            else:
+                found = self.compare(order.value, before[key], after[key])
+            return tuple(_below(key, difference) for difference in found)
+        itself: tuple[Loosening, ...] = ()
+        if (key in before) == order.removing:
+            itself = (Loosening(Step(_key_action(order), key), order.approvals, order.why, of_key=True),)
+        if key in before:
+            return (Difference((key,), before[key], None, itself),)
+        if order.removing:
+            return (Difference((key,), None, after[key], ()),)
+        # The values of a new key say more than the key: a grant for one of them licenses the key too.
+        inside = tuple(
+            Loosening(one.step, max(one.approvals, order.approvals), one.why, difference.field(one))
+            for difference in self.compare(order.value, order.floor, after[key])
+            for one in difference.loosenings
+        )
+        return (Difference((key,), None, after[key], inside or itself),)
+
+    def blocked(self, order: Order, tree: Tree) -> tuple[Path, ...]:
+        """Give the fields without an order that have no value in force."""
+        match order:
+            case Leaf(Unordered()):
+                return ((),) if tree is None else ()
+            case Leaf():
+                return ()
+            case Group(fields):
+                return tuple(
+                    (name, *path)
+                    for name, child in fields.items()
+                    for path in self.blocked(child, _at(tree, name, child))
+                )
+            case Keyed():
+                return tuple((key, *path) for key in tree for path in self.blocked(order.value, tree[key]))
+
+    def _shared(self, way: str, order: Order, one: Tree, other: Tree, third: Tree = None) -> Any:
+        key = (way, id(order), id(one), id(other), id(third))
+        found = self._memo.get(key)
+        if found is None:
+            match way:
+                case "limit":
+                    result: Any = self.limit(order, one, other, third)
+                case "compare":
+                    result = self.compare(order, one, other)
+                case _:
+                    result = self._combine(order, one, other, way)
+            found = self._memo[key] = (result, (order, one, other, third))
+        return found[0]
+
+
+def _licensed(order: Order, licence: Licence, approvals: int) -> bool:
+    """Say whether some usable grant names something inside a new key's value."""
+    match order:
+        case Leaf():
+            return any(grant.approved_by(approvals) for grant in usable(order, licence.here))
+        case Group(fields):
+            return any(
+                _licensed(fields[name], below, approvals) for name, below in licence.below.items() if name in fields
+            )
+        case Keyed():
+            if any(grant.approved_by(approvals) for grant in usable(order, licence.here)):
+                return True
+            return any(_licensed(order.value, below, approvals) for below in licence.below.values())
+
+
+def _at(tree: Tree, name: str, child: Order) -> Tree:
+    """Give one field; what an older version of the schema did not have has its default."""
+    return tree[name] if name in tree else floor(child)
+
+
+def _below(token: str, found: Difference) -> Difference:
+    return Difference((token, *found.path), found.before, found.after, found.loosenings)
+
+
+def _key_action(order: Keyed) -> Action:
+    return Action.REMOVE if order.removing else Action.ADD
+
+
+def covering(order: Order, licence: Licence, path: Path, loosening: Loosening) -> tuple[Grant, ...]:
+    """Give the grants that license one loosening of the field at `path`."""
+    for token in path:
+        licence = licence.at(token)
+    at = find(order, path)
+    if at is None or not licence.here:
+        return ()
+    return tuple(
+        grant
+        for grant in usable(at, licence.here)
+        if grant.approved_by(loosening.approvals) and _covers(at, grant.item, loosening.step)
+    )
+
+
+def _covers(order: Leaf | Keyed, item: Tree, step: Step) -> bool:
+    return order.rule.covers(item, step) if isinstance(order, Leaf) else bool(item == step.item)

@@ -1,0 +1,235 @@
+"""Owns the step from a document to its resolved value: structure, formats, canonical sets, defaults; no comparing."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from reconciler.core import formats
+from reconciler.core.load import Document, Problem, join
+from reconciler.core.sets import set_function
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from jsonschema import ValidationError
+
+    from reconciler.core.load import Position, Tree
+    from reconciler.core.schema import Node, Schema
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resolved:
+    """One valid document of any kind, with its defaults filled in.
+
+    In `value` sizes are bytes, durations seconds, times Unix seconds, and sets are canonical (sorted, nothing that
+    another element covers). `positions` are those of what is written; a default has none.
+    """
+
+    file: str
+    kind: str
+    value: dict[str, Tree]
+    positions: Mapping[str, Position] = field(repr=False)
+
+    def problem(self, pointer: str, message: str) -> Problem:
+        """Make a problem at what is written at `pointer`, or the nearest thing around it."""
+        around = pointer
+        while around and around not in self.positions:
+            around = around.rpartition("/")[0]
+        return Problem(self.file, *self.positions.get(around, (1, 1)), pointer, message)
+
+
+def resolve(document: Document, schema: Schema) -> Resolved | tuple[Problem, ...]:
+    """Check one document against its schema and fill in what it leaves out; else all problems, sorted.
+
+    `null` is the same as leaving a key out, unless the schema's type has null.
+    """
+    value = _without_nulls(document.value, schema.root)
+    problems: list[Problem] = []
+    sound = schema.validator.is_valid(value)
+    if not sound:
+        for error in schema.validator.iter_errors(value):
+            problems.extend(_structure(document, error))
+        # A file of another kind is wrong in everything; only the kind is worth saying.
+        wrong_kind = [problem for problem in problems if problem.where in ("/kind", "/version")]
+        if wrong_kind:
+            return tuple(sorted(set(wrong_kind)))
+    resolved = _value(value, schema.root, "", _Into(document, problems, sound))
+    if problems:
+        return tuple(sorted(set(problems)))
+    return Resolved(file=document.file, kind=schema.kind, value=resolved, positions=document.positions)
+
+
+def default(node: Node) -> Tree:
+    """Give the resolved value of something that is not written at all: its default, None where it has none."""
+    if "default" in node:
+        return _value(node["default"], node, "", None)
+    if "properties" in node:
+        return _value({}, node, "", None)
+    return None
+
+
+def canonical(node: Node, value: Tree) -> Tree | formats.Bad:
+    """Read one value as the leaf `node` would: text of its format becomes what resolved trees hold."""
+    name = node.get("x-format")
+    if name is None or not isinstance(value, str):
+        return value
+    return formats.parse(name, value)
+
+
+@dataclass(frozen=True, slots=True)
+class _Into:
+    """Where problems go, the document whose positions they carry, and whether its structure is that of the schema."""
+
+    document: Document
+    problems: list[Problem]
+    sound: bool
+
+
+def _without_nulls(value: Tree, node: Node) -> Tree:
+    """Drop keys whose value is null where the schema does not take null: they are the same as no key."""
+    if isinstance(value, list):
+        items = node.get("items", {})
+        return [_without_nulls(item, items) for item in value]
+    if not isinstance(value, dict):
+        return value
+    fields = node.get("properties", {})
+    others = node.get("additionalProperties")
+    kept = {}
+    for key, child in value.items():
+        below = fields.get(key, others if isinstance(others, dict) else None)
+        if child is None and key in fields and "null" not in _types(below):
+            continue
+        kept[key] = child if below is None else _without_nulls(child, below)
+    return kept
+
+
+def _types(node: Node | None) -> tuple[str, ...]:
+    wanted = (node or {}).get("type", ())
+    return (wanted,) if isinstance(wanted, str) else tuple(wanted)
+
+
+def _structure(document: Document, error: ValidationError) -> Iterable[Problem]:
+    """Turn one finding of the schema's structure into problems that say what to write."""
+    pointer = ""
+    for token in error.absolute_path:
+        pointer = join(pointer, token)
+    wanted: Any = error.validator_value
+    instance: Any = error.instance
+    match error.validator:
+        case "additionalProperties":
+            known = sorted(error.schema.get("properties", {})) if isinstance(error.schema, dict) else []
+            for key in instance:
+                if key not in known:
+                    near = difflib.get_close_matches(key, known, n=1)
+                    advice = f"write {near[0]}" if near else f"remove it; the fields are {', '.join(known)}"
+                    yield document.problem(join(pointer, key), f"is not a field here; {advice}", on_key=True)
+        case "required":
+            for key in wanted:
+                if key not in instance:
+                    yield document.problem(join(pointer, key), "is missing; write it")
+        case "type":
+            yield document.problem(pointer, _wrong_type(document, pointer, instance, error.schema))
+        case "const":
+            yield document.problem(pointer, f"is not {wanted}; write {wanted}")
+        case "enum":
+            yield document.problem(pointer, f"is none of the choices; write one of {', '.join(map(str, wanted))}")
+        case "minimum" | "minLength" | "minItems":
+            yield document.problem(pointer, f"is too small; {_least(error.validator)} is {wanted}")
+        case "maximum" | "maxLength" | "maxItems":
+            yield document.problem(pointer, f"is too large; {_most(error.validator)} is {wanted}")
+        case _:
+            yield document.problem(pointer, error.message)
+
+
+def _least(validator: str) -> str:
+    return {"minimum": "the least", "minLength": "the least length"}.get(validator, "the least number of items")
+
+
+def _most(validator: str) -> str:
+    return {"maximum": "the most", "maxLength": "the most characters"}.get(validator, "the most items")
+
+
+_TYPE_NAMES = {
+    "object": "a map",
+    "array": "a list",
+    "string": "text",
+    "integer": "a whole number",
+    "number": "a number",
+    "boolean": "true or false",
+    "null": "null",
+}
+
+
+def _wrong_type(document: Document, pointer: str, value: Tree, schema: Any) -> str:
+    wanted = _types(schema)
+    written = document.written.get(pointer)
+    if "string" in wanted and written is not None:
+        return f'is not text; quote it: "{written}"'
+    if isinstance(value, str) and not {"array", "object"} & set(wanted):
+        return f"is text; write {' or '.join(_TYPE_NAMES[name] for name in wanted)} without quotes"
+    return f"has the wrong type; write {' or '.join(_TYPE_NAMES[name] for name in wanted)}"
+
+
+def _value(value: Tree, node: Node, pointer: str, into: _Into | None) -> Tree:
+    """Resolve one value that has the structure of `node`. `into` is None for defaults, which the schema vouches for."""
+    if isinstance(value, dict):
+        return _map(value, node, pointer, into)
+    if isinstance(value, list):
+        return _list(value, node, pointer, into)
+    if isinstance(value, str) and "x-format" in node:
+        return _text(value, node, pointer, into)
+    return value
+
+
+def _map(value: dict[str, Tree], node: Node, pointer: str, into: _Into | None) -> dict[str, Tree]:
+    fields: Mapping[str, Node] = node.get("properties", {})
+    resolved: dict[str, Tree] = {}
+    for key, child in fields.items():
+        if key in value:
+            resolved[key] = _value(value[key], child, join(pointer, key), into)
+        elif "default" in child:
+            resolved[key] = default(child)
+        elif into is None and key in node.get("required", ()):
+            resolved[key] = None
+    others = node.get("additionalProperties")
+    if isinstance(others, dict):
+        for key in sorted(value.keys() - fields.keys()):
+            below = join(pointer, key)
+            if into is not None and "x-keys" in node:
+                name = formats.parse(node["x-keys"], key)
+                if isinstance(name, formats.Bad):
+                    into.problems.append(into.document.problem(below, name.message, on_key=True))
+            resolved[key] = _value(value[key], others, below, into)
+    return resolved
+
+
+def _list(value: list[Tree], node: Node, pointer: str, into: _Into | None) -> list[Tree]:
+    items = node.get("items", {})
+    resolved = [_value(item, items, join(pointer, index), into) for index, item in enumerate(value)]
+    if into is not None and (into.problems or not into.sound):
+        return resolved  # what is not an element has no canonical form
+    function = set_function(node.get("x-loosens"))
+    return resolved if function is None else function.canonical(resolved)
+
+
+def _text(value: str, node: Node, pointer: str, into: _Into | None) -> Tree:
+    name = node["x-format"]
+    parsed = formats.parse(name, value)
+    if isinstance(parsed, formats.Bad):
+        if into is None:
+            raise ValueError(f"the schema's default {value!r} is not of its format {name}: {parsed.message}")
+        into.problems.append(into.document.problem(pointer, parsed.message))
+        return None
+    if into is not None and isinstance(parsed, int):
+        for keyword, small in (("x-minimum", True), ("x-maximum", False)):
+            bound = formats.parse(name, node[keyword]) if keyword in node else None
+            if isinstance(bound, int) and (parsed < bound if small else parsed > bound):
+                advice = (
+                    f"is too small; the least is {node[keyword]}"
+                    if small
+                    else f"is too large; the most is {node[keyword]}"
+                )
+                into.problems.append(into.document.problem(pointer, advice))
+    return parsed

@@ -1,0 +1,284 @@
+"""Owns the job side of the daemon: which job is claimed when, what becomes of it, and which runs are alive."""
+
+from __future__ import annotations
+
+import secrets
+from typing import TYPE_CHECKING, assert_never
+
+import anyio
+from loguru import logger
+
+from reconciler import settle
+from reconciler.core.audit import Event, EventName
+from reconciler.core.choose import Available, BackendName, Missing, choose, not_in_this_version
+from reconciler.core.job import ROOT, Cancel, RefusalCode, Refused, admit
+from reconciler.core.request import read
+from reconciler.core.result import MESSAGES, ResultCode
+from reconciler.journal import JournalFailed
+from reconciler.run import Run
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from anyio.abc import TaskGroup
+
+    from reconciler.backends.base import Backend
+    from reconciler.claim import Claim
+    from reconciler.core.choose import Chosen, Probe
+    from reconciler.core.job import Admitted, Job
+    from reconciler.core.policy import InForce
+    from reconciler.shell import Shell
+    from reconciler.spool import Spool
+
+LOOK_INTERVAL = 0.2
+"""Seconds between two looks at the spool: a look lists a handful of directories, and no event can be lost."""
+_PROBE_AGAIN = 15.0
+"""Seconds after which a backend that was missing is probed again."""
+_PARALLEL_WITHOUT_POLICY = 4
+_REAP_INTERVAL = 60.0
+
+
+class Jobs:
+    """Everything that is alive on the job side. `serve` runs until `stop`, and then until every run has ended."""
+
+    def __init__(self, shell: Shell, spool: Spool, backends: Mapping[BackendName, Backend]) -> None:
+        self.runs: dict[str, Run] = {}
+        """Live runs by id."""
+        self.probes: dict[BackendName, Probe] = {}
+        self.in_force: InForce | None = None
+        self.waiting = 0
+        self.trouble = ""
+        """Why nothing is claimed, or what else an operator should see to; empty when all is well."""
+        self.unknown: tuple[str, ...] = ()
+        """Submitters that policy names and that are no users of this host."""
+        self.stopping = False
+        self._shell, self._spool, self._backends = shell, spool, backends
+        self._busy: set[str] = set()
+        self._wake = anyio.Event()
+        self._probed: dict[BackendName, float] = {}
+        self._probing = anyio.Lock()
+
+    def follow(self, in_force: InForce) -> None:
+        """Take over what is in force now, for jobs to come and for live runs."""
+        self.in_force = in_force
+        named = {name for effective in in_force.agents.values() for name in effective.agent.submitters}
+        self.unknown = self._spool.prepare({ROOT, *named})
+        for run in self.runs.values():
+            run.follow(in_force)
+        self._wake.set()
+
+    def stop(self) -> None:
+        """Claim nothing more; let live runs end within the host's stop_timeout, then stop them."""
+        self.stopping = True
+        self._wake.set()
+
+    def probe_again(self) -> None:
+        """Forget what probes found."""
+        self._probed.clear()
+
+    async def recover(self) -> None:
+        """Bring everything that no live run carries to its end: objects of backends, then claims.
+
+        Raises:
+            OSError: the spool cannot be written.
+        """
+        # A canary run of a probe is nobody's run either: never reap while one is going on.
+        async with self._probing:
+            live = frozenset(self._busy)
+            await settle.reap(self._shell, self._backends.values(), live)
+        await settle.recover(self._shell, self._spool, frozenset(self._busy))
+
+    async def keep_clean(self) -> None:
+        """Recover every minute, for ever."""
+        while True:
+            await anyio.sleep(_REAP_INTERVAL)
+            try:
+                await self.recover()
+            except OSError as error:
+                logger.error("the spool cannot be written: {}", error.strerror)
+
+    async def serve(self) -> None:
+        """Claim jobs and carry their runs, until stopped and done."""
+        self._spool.prepare({ROOT})
+        async with anyio.create_task_group() as tasks:
+            while not self.stopping:
+                await self._look(tasks)
+                with anyio.move_on_after(LOOK_INTERVAL):
+                    await self._wake.wait()
+                self._wake = anyio.Event()
+            with anyio.move_on_after(self._shell.host.stop_timeout):
+                await self._idle()
+            for run in self.runs.values():
+                run.stop(ResultCode.STOPPING)
+
+    async def _idle(self) -> None:
+        while self._busy:
+            await self._wake.wait()
+            self._wake = anyio.Event()
+
+    async def _look(self, tasks: TaskGroup) -> None:
+        try:
+            found = await anyio.to_thread.run_sync(self._spool.waiting)
+            self.waiting = len(found)
+            self.trouble = await self._obstacle() if found else ""
+            if self.trouble:
+                return
+            for waiting in found:
+                if len(self._busy) >= self._parallel() or self.stopping:
+                    return
+                run = f"{self._shell.clock.now():%Y%m%dT%H%M%S}-{secrets.token_hex(4)}"
+                self._busy.add(run)
+                try:
+                    claim = await anyio.to_thread.run_sync(self._spool.claim, waiting, run, self._shell.now())
+                except BaseException:
+                    self._busy.discard(run)
+                    raise
+                self.waiting -= 1
+                if claim is None:
+                    self._busy.discard(run)
+                else:
+                    tasks.start_soon(self._carry, claim)
+        except OSError as error:
+            self.trouble = f"the spool cannot be used: {error.strerror}"
+
+    def _parallel(self) -> int:
+        return _PARALLEL_WITHOUT_POLICY if self.in_force is None else self.in_force.platform.max_parallel_runs
+
+    async def _obstacle(self) -> str:
+        """Say why nothing may be claimed now."""
+        failing = await self._shell.audit.failing()
+        if failing is not None:
+            return f"nothing is launched: {failing}"
+        return await anyio.to_thread.run_sync(self._spool.room) or ""
+
+    async def _carry(self, claim: Claim) -> None:
+        try:
+            await self._settle(claim)
+        except OSError as error:
+            # What is on disk is whole: the next look for what is left behind takes it from there.
+            logger.bind(run=claim.run).error("the spool cannot be written: {}", error.strerror)
+        except Exception as error:  # noqa: BLE001 - one job must not take the daemon along, and come back to do it again
+            logger.bind(run=claim.run).opt(exception=error).error("job {} failed", claim.run)
+            await settle.refuse(self._shell, claim, Refused(RefusalCode.FAILED, MESSAGES[ResultCode.FAILED]))
+        finally:
+            self.runs.pop(claim.run, None)
+            self._busy.discard(claim.run)
+            self._wake.set()
+
+    async def _settle(self, claim: Claim) -> None:
+        request = await anyio.to_thread.run_sync(self._read, claim)
+        match request:
+            case Refused():
+                await settle.refuse(self._shell, claim, request)
+            case Cancel():
+                await self._cancel(claim, request)
+            case _:
+                decided = await self._decide(claim, request)
+                if isinstance(decided, Refused):
+                    await settle.refuse(self._shell, claim, decided)
+                else:
+                    admitted, chosen = decided
+                    await self._run(claim, admitted, chosen)
+
+    def _read(self, claim: Claim) -> Job | Cancel | Refused:
+        data = claim.read_once()
+        if isinstance(data, Refused):
+            return data
+        if claim.stem_used():
+            message = f"a job called {claim.job} was here before: give each job a name of its own"
+            return Refused(RefusalCode.STEM_USED, message)
+        return read(data)
+
+    async def _cancel(self, claim: Claim, cancel: Cancel) -> None:
+        run = self.runs.get(cancel.run)
+        # Whose run it is stays unsaid: what is not one's own does not exist.
+        if run is None or run.claim.submitter != claim.submitter:
+            message = f"{claim.submitter.name} has no live run with this id"
+            await settle.refuse(self._shell, claim, Refused(RefusalCode.UNKNOWN_RUN, message))
+            return
+        run.stop(ResultCode.CANCELLED)
+        await settle.cancel_sent(self._shell, claim, cancel.run)
+
+    async def _decide(self, claim: Claim, job: Job) -> tuple[Admitted, Chosen] | Refused:
+        """Ask policy, then the host. Nothing is probed for a job that policy refuses."""
+        required = self._shell.host.required_egress
+        while True:
+            in_force = self.in_force
+            admitted = admit(job, submitter=claim.submitter.name, in_force=in_force, required_egress=required)
+            if isinstance(admitted, Refused):
+                return admitted
+            probes = await self.probe()
+            # A probe takes its time, and policy may have changed meanwhile: then all is asked again.
+            if in_force is not None and in_force is self.in_force:
+                chosen = choose(in_force.platform, admitted.effective.agent, probes)
+                return chosen if isinstance(chosen, Refused) else (admitted, chosen)
+
+    async def _run(self, claim: Claim, admitted: Admitted, chosen: Chosen) -> None:
+        if self.stopping:
+            # Nothing was decided on disk: the next daemon runs it.
+            await anyio.to_thread.run_sync(self._spool.give_back, claim)
+            return
+        run = self.runs[claim.run] = Run(
+            claim=claim, admitted=admitted, chosen=chosen, backend=self._backends[chosen.backend], shell=self._shell
+        )
+        if self.in_force is not None:
+            run.follow(self.in_force)
+        await run.execute()
+
+    async def probe(self) -> Mapping[BackendName, Probe]:
+        """Ask every backend what this host has. What is there is asked once, what is missing again after a while."""
+        async with self._probing:
+            for name in BackendName:
+                backend = self._backends.get(name)
+                if backend is None:
+                    self.probes[name] = not_in_this_version(name)
+                elif self._due(name):
+                    await self._probe(backend)
+            return dict(self.probes)
+
+    def _due(self, name: BackendName) -> bool:
+        asked = self._probed.get(name)
+        if asked is None:
+            return True
+        return not isinstance(self.probes[name], Available) and anyio.current_time() - asked > _PROBE_AGAIN
+
+    async def _probe(self, backend: Backend) -> None:
+        try:
+            probe = await backend.probe()
+        except Exception as error:  # noqa: BLE001 - a backend that breaks is one that this host does not have
+            logger.opt(exception=error).error("the probe of {} failed", backend.name)
+            message = f"its probe failed ({type(error).__name__}); the log of ringfenced says where"
+            probe = Missing(backend=backend.name, code="probe_failed", message=message)
+        before = self.probes.get(backend.name)
+        self.probes[backend.name] = probe
+        self._probed[backend.name] = anyio.current_time()
+        if probe != before:
+            await self._note_probe(probe)
+
+    async def _note_probe(self, probe: Probe) -> None:
+        detail: dict[str, object] | None = None
+        match probe:
+            case Available():
+                outcome, code, message = "available", None, ""
+                detail = {
+                    "isolation": probe.isolation.value,
+                    "versions": dict(probe.versions),
+                    "evidence": list(probe.evidence),
+                }
+            case Missing():
+                outcome, code, message = "missing", probe.code, probe.message
+            case unreachable:
+                assert_never(unreachable)
+        event = Event(
+            name=EventName.PROBE,
+            actor="ringfenced",
+            object=f"backends/{probe.backend}",
+            outcome=outcome,
+            code=code,
+            message=message,
+            detail=detail,
+        )
+        try:
+            await self._shell.audit.append(event)
+        except JournalFailed:
+            logger.error("the probe of {} is not in the audit log", probe.backend)

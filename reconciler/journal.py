@@ -1,0 +1,339 @@
+"""Owns the audit log on disk: when a row is durable, and its repair after a crash; does not decide what is written."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
+
+import anyio
+from loguru import logger
+
+from reconciler.core.audit import (
+    GENESIS,
+    Broken,
+    Event,
+    EventName,
+    Head,
+    canonical,
+    chain,
+    line_of,
+    read_row,
+    verify,
+)
+from reconciler.durable import write_all
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from reconciler.clock import Clock
+
+LOG = "audit.jsonl"
+HEAD = "head.json"
+_CHUNK = 1 << 16
+_TORN_KEPT = 4096
+_WRITING_S = 0.1
+
+
+class JournalFailed(Exception):
+    """A row is not on disk. Whatever waited for it must not happen."""
+
+
+@dataclass(slots=True, eq=False)
+class _Waiting:
+    """One caller's events on their way to disk."""
+
+    events: tuple[Event, ...]
+    seq: int = 0
+    failed: OSError | None = None
+    done: bool = False
+
+
+class Journal:
+    """The one writer of an audit log; a lock on the file keeps a second one out.
+
+    Rows that are appended while another batch is being written share the next write and the next fsync, so nothing
+    waits longer than for two of them, and a row is never held back to fill a batch.
+    """
+
+    def __init__(self, directory: int, log: int, clock: Clock, head: Head, size: int) -> None:
+        self._directory = directory
+        self._log = log
+        self._clock = clock
+        self._head = head
+        self._size = size
+        self._failure: str | None = None
+        self._queue: list[_Waiting] = []
+        self._lock = anyio.Lock()
+
+    @classmethod
+    def open(cls, directory: Path, clock: Clock) -> Self | Broken:
+        """Open the log below `directory` (made with mode 0700 when missing), and repair a last line that a crash tore.
+
+        Gives Broken when the log does not reach its head, or what comes after its head does not hold: that is no crash,
+        and the log is left as it is, as evidence. Rows before the head are for `verify` to check.
+
+        Raises:
+            JournalFailed: the log cannot be opened or written, or another process holds it.
+        """
+        try:
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            folder = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError as error:
+            raise JournalFailed(f"{directory}: {error.strerror}") from error
+        log = -1
+        try:
+            flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+            log = os.open(LOG, flags, 0o600, dir_fd=folder)
+            fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.fsync(folder)
+            found = _recover(directory, log)
+            if isinstance(found, Broken):
+                os.close(log)
+                os.close(folder)
+                return found
+            journal = cls(folder, log, clock, found.head, found.size)
+            if found.repair is not None:
+                os.ftruncate(log, found.size)
+                journal._commit([_Waiting((found.repair,))])
+        except BlockingIOError as error:
+            os.close(log)
+            os.close(folder)
+            raise JournalFailed(f"{directory / LOG} is held by another ringfenced: only one may write it") from error
+        except OSError as error:
+            if log >= 0:
+                os.close(log)
+            os.close(folder)
+            raise JournalFailed(f"{directory / LOG}: {error.strerror}") from error
+        return journal
+
+    @property
+    def head(self) -> Head:
+        """The last row that is on disk."""
+        return self._head
+
+    @property
+    def failure(self) -> str | None:
+        """Why nothing can be written any more, or None. Only opening the log again clears it."""
+        return self._failure
+
+    def close(self) -> None:
+        """Give the log up. Every row that was promised is already on disk."""
+        os.close(self._log)
+        os.close(self._directory)
+        self._failure = "the audit log is closed"
+
+    async def append(self, *events: Event) -> int:
+        """Write rows for `events`, in order and next to each other; give the last one's sequence number.
+
+        Returns only when the rows and the head are on disk.
+
+        Raises:
+            JournalFailed: they are not. What waits for these rows must not happen.
+            TypeError: an event holds something that is not JSON.
+        """
+        if not events:
+            return self._head.seq
+        for event in events:
+            canonical([event.before, event.after, event.detail])  # an event that is not JSON fails its caller only
+        waiting = _Waiting(events)
+        self._queue.append(waiting)
+        try:
+            async with self._lock:
+                if not waiting.done:
+                    # The batch carries the rows of others: whoever started it finishes it, cancelled or not.
+                    with anyio.CancelScope(shield=True):
+                        batch, self._queue = self._queue, []
+                        await anyio.to_thread.run_sync(self._attempt, batch)
+        finally:
+            if waiting in self._queue:
+                self._queue.remove(waiting)
+        if waiting.failed is not None:
+            raise JournalFailed(f"the audit row was not written: {waiting.failed.strerror}") from waiting.failed
+        return waiting.seq
+
+    def _attempt(self, batch: list[_Waiting]) -> None:
+        try:
+            self._commit(batch)
+        except OSError as error:
+            for one in batch:
+                one.failed = error
+        for one in batch:
+            one.done = True
+
+    def _commit(self, batch: list[_Waiting]) -> None:
+        if self._failure is not None:
+            raise OSError(5, self._failure)
+        head, rows = self._head, []
+        now = self._clock.now()
+        for one in batch:
+            for event in one.events:
+                row = chain(prev=head.hash, seq=head.seq + 1, time=now, event=event)
+                head = Head(head.seq + 1, str(row["hash"]))
+                rows.append(row)
+            one.seq = head.seq
+        data = b"".join(map(line_of, rows))
+        try:
+            write_all(self._log, data)
+        except OSError as error:
+            # No space, most likely: take back the part that got there, and let later rows try again.
+            try:
+                os.ftruncate(self._log, self._size)
+            except OSError:
+                self._failure = f"a half-written row could not be taken back after: {error.strerror}"
+            raise
+        try:
+            os.fsync(self._log)
+            _write_head(self._directory, head, self._size + len(data))
+        except OSError as error:
+            # After a failed fsync the kernel forgets what it lost, so trying again would lie.
+            self._failure = f"the audit log could not be made durable: {error.strerror}"
+            raise
+        self._head, self._size = head, self._size + len(data)
+        for row in rows:
+            # The hash is in the line, so that a head is kept wherever the host's own log is kept; escaped, because
+            # what a row tells of may have been named by somebody else.
+            logger.bind(audit=row).info(
+                "{} {} {!a} {!a} row {} {}",
+                *(row["event"], row["outcome"], row["object"], row["message"], row["seq"], row["hash"]),
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class _Recovered:
+    head: Head
+    size: int
+    repair: Event | None
+
+
+def _recover(directory: Path, log: int) -> _Recovered | Broken:
+    """Find where the chain ends: from the stored head on, every row is checked; only the last line may be torn."""
+    stored = _read_head(directory)
+    if isinstance(stored, str):
+        return Broken(0, 0, stored)
+    start, offset = (GENESIS, 0) if stored is None else stored
+    if stored is not None and start.seq > 0:
+        row = read_row(_line_before(log, offset))
+        if isinstance(row, str) or row["hash"] != start.hash or row["seq"] != start.seq:
+            return Broken(start.seq, 0, f"the row that {HEAD} names is not where it says: rows were changed or cut off")
+    size, whole, torn = offset, [], b""
+    with os.fdopen(os.dup(log), "rb") as file:
+        file.seek(offset)
+        for line in file:
+            if line.endswith(b"\n"):
+                whole.append(line)
+                size += len(line)
+            else:
+                torn = line
+    checked = verify(whole, None, start=start)
+    if isinstance(checked, Broken):
+        return checked
+    if torn:
+        repair = _repair(
+            "torn_line",
+            f"a last line of {len(torn)} bytes that a crash tore was taken away",
+            bytes=len(torn),
+            sha256=hashlib.sha256(torn).hexdigest(),
+            text=torn[:_TORN_KEPT].decode("ascii", "backslashreplace"),
+        )
+    elif stored is None and checked.rows:
+        repair = _repair("head_missing", f"{HEAD} was missing beside {checked.rows} rows that hold", rows=checked.rows)
+    else:
+        repair = None
+    return _Recovered(checked.head, size, repair)
+
+
+def _repair(code: str, message: str, **detail: int | str) -> Event:
+    return Event(
+        name=EventName.AUDIT_REPAIR,
+        actor="ringfenced",
+        object=LOG,
+        outcome="repaired",
+        code=code,
+        message=message,
+        detail=detail,
+    )
+
+
+def _line_before(log: int, offset: int) -> bytes:
+    """Read the line that ends at `offset`, newline included; whatever is there when no line ends there."""
+    data, position = b"", offset
+    while position > 0 and data[:-1].rfind(b"\n") < 0:
+        step = min(_CHUNK, position)
+        position -= step
+        data = os.pread(log, step, position) + data
+    return data[data[:-1].rfind(b"\n") + 1 :]
+
+
+def _write_head(directory: int, head: Head, size: int) -> None:
+    temporary = f".{HEAD}.tmp"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
+    descriptor = os.open(temporary, flags, 0o600, dir_fd=directory)
+    try:
+        write_all(descriptor, canonical({"seq": head.seq, "hash": head.hash, "size": size}) + b"\n")
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    os.rename(temporary, HEAD, src_dir_fd=directory, dst_dir_fd=directory)
+    os.fsync(directory)
+
+
+def _read_head(directory: Path) -> tuple[Head, int] | str | None:
+    """Read head.json: the head and the log's size at it, None when there is none, or what is wrong with it."""
+    try:
+        value: object = json.loads((directory / HEAD).read_bytes())
+    except FileNotFoundError:
+        return None
+    except (ValueError, RecursionError):
+        return f"{HEAD} is not JSON"
+    match value:
+        case {"seq": int(seq), "hash": str(digest), "size": int(size)} if seq >= 0 and size >= 0:
+            return Head(seq, digest), size
+        case _:
+            return f"{HEAD} does not have the fields seq, hash and size"
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """An audit log as a reader sees it: its stored head, and its lines on demand."""
+
+    directory: Path
+    head: Head | None
+
+    def lines(self) -> Iterator[bytes]:
+        """Give every line in order, newline included. A last line that is being written is waited for, for a moment."""
+        with (self.directory / LOG).open("rb") as file:
+            for line in file:
+                whole, until = line, time.monotonic() + _WRITING_S
+                while not whole.endswith(b"\n") and time.monotonic() < until:
+                    time.sleep(_WRITING_S / 10)
+                    whole += file.readline()
+                yield whole
+
+    def rows(self) -> Iterator[dict[str, object]]:
+        """Give every row that holds by itself; for showing, not for proving."""
+        for line in self.lines():
+            row = read_row(line)
+            if not isinstance(row, str):
+                yield row
+
+
+def read(directory: Path) -> Log | Broken:
+    """Open the log below `directory` for reading; needs no lock and changes nothing.
+
+    The head is read first, so a log that grows meanwhile is never taken for one that was cut off.
+
+    Raises:
+        OSError: there is no log, or it may not be read.
+    """
+    stored = _read_head(directory)
+    if isinstance(stored, str):
+        return Broken(0, 0, stored)
+    if not (directory / LOG).exists():
+        raise FileNotFoundError(2, "there is no audit log", str(directory / LOG))
+    return Log(directory, None if stored is None else stored[0])

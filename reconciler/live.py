@@ -1,0 +1,311 @@
+"""Owns what is seen of one run while it happens: bounded live files and tail, decisions and their audit rows.
+
+Does not decide, start or stop anything.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import os
+import shutil
+from collections import Counter
+from typing import TYPE_CHECKING, BinaryIO, Protocol
+
+import anyio
+
+from proxy.record import Verdict
+from reconciler.core.audit import Event, EventName
+from reconciler.core.result import Decisions, Output
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from proxy.record import Record
+    from reconciler.backends.base import Stream
+    from reconciler.submitter import Submitter
+
+OUTPUT = "output.log"
+DECISIONS = "decisions.jsonl"
+KEPT_DECISIONS = 10_000
+"""Lines of decisions.jsonl, and audit rows of decisions, of one run; what comes after is counted."""
+_LIVE_WINDOW = 1024 * 1024
+"""Bytes of output beyond the agent's own limit that a follower may lag behind."""
+_TAIL = 16 * 1024
+"""Bytes of output that result.json repeats."""
+_PUNCH = 0x01 | 0x02  # FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE
+_BATCH = 500
+_CONTINUATION = range(0x80, 0xC0)
+"""Bytes that go on a character of UTF-8 (RFC 3629)."""
+
+
+class Rows(Protocol):
+    """Where audit rows go."""
+
+    async def append(self, *events: Event) -> int:
+        """Write rows next to each other and give the last one's number, once they are on disk."""
+
+
+class Live:
+    """What a backend's observer is told of one run. Its methods return at once and never raise.
+
+    `runtime/runs/<run>/` is the submitter's, and closed to others; output.log and decisions.jsonl in it are root's, so
+    what is read back is what was written. output.log is append-only and its bytes keep their offsets: what is older
+    than the window becomes a hole, so a follower never reads twice.
+    """
+
+    def __init__(
+        self, directory: Path, *, run: str, agent: str, revision: str, submitter: Submitter, limit: int
+    ) -> None:
+        """Make the live files.
+
+        Raises:
+            OSError: the runtime directory cannot be written.
+        """
+        self.broken: str | None = None
+        """Why a decision could not be kept; the run must not go on then."""
+        self.undone: list[str] = []
+        """Steps of the teardown that failed."""
+        self.created = anyio.Event()
+        self._run, self._agent, self._revision = run, agent, revision
+        self._directory, self._limit = directory, limit
+        self._tail = bytearray()
+        self._written = 0
+        self._punched = 0
+        self._verdicts: Counter[Verdict] = Counter()
+        self._beyond: Counter[tuple[Verdict, str]] = Counter()
+        self._lines = self._missing = self._last = 0
+        self._targets: set[tuple[str, int | None]] = set()
+        self._pending: list[Event] = []
+        self._news = anyio.Event()
+        self._rows: list[tuple[int, int]] = []
+        directory.mkdir(mode=0o700)
+        self._output = _open(directory / OUTPUT)
+        self._decisions = _open(directory / DECISIONS)
+        os.chown(directory, submitter.uid, submitter.gid)
+        directory.chmod(0o500)
+
+    def files(self) -> dict[str, tuple[int, int]]:
+        """Give device and inode of each live file, by name."""
+        found = {OUTPUT: os.fstat(self._output), DECISIONS: os.fstat(self._decisions)}
+        return {name: (facts.st_dev, facts.st_ino) for name, facts in found.items()}
+
+    def step(self, name: str) -> None:
+        """Something of the run exists from here on."""
+        del name
+        self.created.set()
+
+    def undo_failed(self, step: str, message: str) -> None:
+        """Keep it for the teardown's row."""
+        self.undone.append(f"{step}: {message}")
+
+    def output(self, stream: Stream, data: bytes) -> None:
+        """Keep the tail, and let followers see it."""
+        del stream
+        self._tail += data
+        if len(self._tail) > 2 * self._limit:
+            del self._tail[: -self._limit]
+        self._written += len(data)
+        try:
+            os.write(self._output, data)
+            keep = self._written - self._limit - _LIVE_WINDOW
+            if keep - self._punched > _LIVE_WINDOW and _punch(self._output, self._punched, keep):
+                self._punched = keep
+        except OSError:
+            pass  # the tail is in memory: followers lose, the result does not
+
+    def decision(self, record: Record) -> None:
+        """Count it, keep its line, and have its audit row written."""
+        if record.seq > self._last + 1:
+            self._gap(self._last + 1, record.seq - 1)
+        self._last = max(self._last, record.seq)
+        self._verdicts[record.verdict] += record.count
+        if self._lines >= KEPT_DECISIONS:
+            self._beyond[record.verdict, record.code] += record.count
+            return
+        self._lines += 1
+        try:
+            os.write(self._decisions, record.to_line())
+        except OSError as error:
+            self.broken = f"{DECISIONS} cannot be written: {error.strerror}"
+        target = (record.host, record.port)
+        if record.verdict is Verdict.DENY or target not in self._targets:
+            if record.verdict is Verdict.ALLOW:
+                self._targets.add(target)
+            self._pending.append(self._row(record))
+        self._news.set()
+
+    def _row(self, record: Record) -> Event:
+        allowed = record.verdict is Verdict.ALLOW
+        return Event(
+            name=EventName.EGRESS_ALLOW if allowed else EventName.EGRESS_DENY,
+            actor=f"agents/{self._agent}",
+            object=record.host if record.port is None else f"{record.host}:{record.port}",
+            outcome=record.verdict.value,
+            code=record.code,
+            message=record.message,
+            revision=self._revision,
+            run=self._run,
+            detail={
+                "seq": record.seq,
+                "generation": record.generation,
+                "layer": record.layer,
+                "method": record.method,
+                "address": record.address,
+                "count": record.count,
+            },
+        )
+
+    def _gap(self, first: int, last: int) -> None:
+        self._missing += last - first + 1
+        self._pending.append(
+            Event(
+                name=EventName.FAIL,
+                actor="ringfenced",
+                object=f"agents/{self._agent}",
+                outcome="gap",
+                code="decisions_missing",
+                message=f"decisions {first} to {last} of the proxy did not arrive",
+                revision=self._revision,
+                run=self._run,
+            )
+        )
+
+    async def pump(self, rows: Rows) -> None:
+        """Write audit rows of decisions as they come, for ever.
+
+        Raises:
+            JournalFailed: they cannot be written.
+        """
+        while True:
+            await self._news.wait()
+            self._news = anyio.Event()
+            await self.flush(rows)
+
+    async def flush(self, rows: Rows, *, final: bool = False) -> None:
+        """Write the audit rows that are due; with `final` also those that only count.
+
+        Raises:
+            JournalFailed: they cannot be written.
+        """
+        if final:
+            self._pending.extend(self._counted())
+            self._beyond.clear()
+        # Once a batch is on its way its numbers must be kept, whoever gives up waiting.
+        with anyio.CancelScope(shield=True):
+            while self._pending:
+                batch = self._pending[:_BATCH]
+                last = await rows.append(*batch)
+                del self._pending[: len(batch)]
+                self._note(last - len(batch) + 1, last)
+
+    def _counted(self) -> list[Event]:
+        return [
+            Event(
+                name=EventName.EGRESS_ALLOW if verdict is Verdict.ALLOW else EventName.EGRESS_DENY,
+                actor=f"agents/{self._agent}",
+                object="*",
+                outcome=verdict.value,
+                code=code,
+                message=f"{count} more after the first {KEPT_DECISIONS} decisions of this run",
+                revision=self._revision,
+                run=self._run,
+                detail={"count": count},
+            )
+            for (verdict, code), count in sorted(self._beyond.items())
+        ]
+
+    def _note(self, first: int, last: int) -> None:
+        if self._rows and self._rows[-1][1] == first - 1:
+            self._rows[-1] = (self._rows[-1][0], last)
+        else:
+            self._rows.append((first, last))
+
+    def decisions(self) -> Decisions:
+        """Count what was decided, so far."""
+        return Decisions(
+            allowed=self._verdicts[Verdict.ALLOW],
+            denied=self._verdicts[Verdict.DENY],
+            coalesced=sum(self._beyond.values()),
+            missing=self._missing,
+            rows=tuple(self._rows),
+        )
+
+    def written(self) -> Output:
+        """Say what the command wrote, so far."""
+        return output_of(self.tail(), self._written)
+
+    def tail(self) -> bytes:
+        """Give the last bytes of output, at most the agent's limit."""
+        return bytes(self._tail[-self._limit :])
+
+    def lines(self) -> bytes:
+        """Give every line of decisions.jsonl."""
+        size = os.fstat(self._decisions).st_size
+        return os.pread(self._decisions, size, 0)
+
+    def close(self) -> None:
+        """Give the live files up and remove them."""
+        os.close(self._output)
+        os.close(self._decisions)
+        forget(self._directory)
+
+
+def output_of(tail: bytes, written: int) -> Output:
+    """What a result says of output that ended in `tail` and was `written` bytes in all."""
+    shown = tail[-_TAIL:]
+    if len(shown) < written:
+        # A cut may fall inside a character: what is left of that one is no text.
+        start = next((at for at, byte in enumerate(shown[:4]) if byte not in _CONTINUATION), 0)
+        shown = shown[start:]
+    return Output(bytes=written, truncated=len(tail) < written, tail=shown.decode("utf-8", "backslashreplace"))
+
+
+def recovered(directory: Path, files: Mapping[str, tuple[int, int]], limit: int) -> tuple[bytes, int, bytes]:
+    """Read what the live files of an earlier daemon's run hold: last bytes of output, bytes in all, decision lines.
+
+    `files` are device and inode of each: only the files that the daemon made are read, whatever has their names now.
+    """
+    tail, written, lines = b"", 0, b""
+    with contextlib.suppress(OSError), _reopen(directory, OUTPUT, files) as file:
+        written = file.seek(0, os.SEEK_END)
+        file.seek(max(0, written - limit))
+        tail = file.read(limit)
+    with contextlib.suppress(OSError), _reopen(directory, DECISIONS, files) as file:
+        lines = file.read()
+    return tail, written, lines[: lines.rfind(b"\n") + 1]
+
+
+def _reopen(directory: Path, name: str, files: Mapping[str, tuple[int, int]]) -> BinaryIO:
+    """Open one live file again.
+
+    Raises:
+        OSError: it is gone, or something else has its name.
+    """
+    descriptor = os.open(directory / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    facts = os.fstat(descriptor)
+    if files.get(name) != (facts.st_dev, facts.st_ino):
+        os.close(descriptor)
+        raise FileNotFoundError(errno.ENOENT, "not the file that was made", name)
+    return os.fdopen(descriptor, "rb")
+
+
+def forget(directory: Path) -> None:
+    """Remove the live files of a run. Their directory is the submitter's, so no link in it is followed."""
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+def _open(path: Path) -> int:
+    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    descriptor = os.open(path, flags, 0o600)
+    os.fchmod(descriptor, 0o444)
+    return descriptor
+
+
+def _punch(descriptor: int, start: int, end: int) -> bool:
+    """Give the disk back what a file holds between two offsets; its size and other bytes stay (fallocate(2))."""
+    library = ctypes.CDLL(None, use_errno=True)
+    offset, length = ctypes.c_longlong(start), ctypes.c_longlong(end - start)
+    return bool(library.fallocate(descriptor, _PUNCH, offset, length) == 0)

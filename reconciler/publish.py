@@ -1,0 +1,152 @@
+"""Owns status.json: what the daemon says of itself to whoever may read its runtime directory; decides nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import anyio
+from loguru import logger
+
+from reconciler import durable
+from reconciler.core.choose import Available, BackendName, Missing
+from reconciler.core.memory import canonical_json
+from reconciler.snapshot import Snapshot
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from reconciler.config_pass import Evaluated
+    from reconciler.core.choose import Probe
+    from reconciler.core.findings import Held
+    from reconciler.core.policy import InForce
+    from reconciler.jobs import Jobs
+    from reconciler.shell import Shell
+
+INTERVAL = 0.1
+"""Seconds between two looks at whether there is anything new to say."""
+_FRESH = 10.0
+"""Seconds after which status.json is written again though nothing changed, so that a stuck daemon shows."""
+
+
+@dataclass(slots=True)
+class View:
+    """What the config side wants to be seen. Replaced field by field after each pass."""
+
+    in_force: InForce | None = None
+    last: Evaluated | None = None
+    trouble: str | None = None
+    """Why the last pass was not applied."""
+    watch: tuple[str, ...] = ()
+    """Why events do not come."""
+    state: str = "running"
+
+
+class Publisher:
+    """Writes status.json whenever what it would say has changed."""
+
+    def __init__(self, shell: Shell, jobs: Jobs, view: View) -> None:
+        self._shell, self._jobs, self._view = shell, jobs, view
+        self._started = shell.now()
+        self._said: dict[str, object] = {}
+        self._when = 0.0
+
+    async def publish_changes(self) -> None:
+        """Publish for ever."""
+        while True:
+            await self.publish()
+            await anyio.sleep(INTERVAL)
+
+    async def publish(self) -> None:
+        """Publish now if there is anything new; a runtime directory that cannot be written is not worth dying for."""
+        value = self._value()
+        now = anyio.current_time()
+        if value == self._said and now - self._when < _FRESH:
+            return
+        data = json.dumps({**value, "updated": self._shell.now()}, sort_keys=True).encode() + b"\n"
+        write: Callable[[], None] = lambda: durable.replace(self._shell.host.status, data, mode=0o644)  # noqa: E731
+        try:
+            await anyio.to_thread.run_sync(write)
+        except OSError as error:
+            logger.error("{} cannot be written: {}", self._shell.host.status, error.strerror)
+        self._said, self._when = value, now
+
+    def _value(self) -> dict[str, object]:
+        jobs, head = self._jobs, self._shell.audit.head
+        message = jobs.trouble
+        if not message and jobs.unknown:
+            message = f"no users of this host, so they cannot submit: {', '.join(jobs.unknown)}"
+        return {
+            "version": 1,
+            "kind": "status",
+            "host": self._shell.host.name,
+            "pid": os.getpid(),
+            "started": self._started,
+            "state": self._view.state,
+            "policy": self._policy(),
+            "backends": [_backend(name, jobs.probes.get(name)) for name in BackendName],
+            "runs": [
+                {
+                    "run": run.claim.run,
+                    "job": run.claim.job,
+                    "agent": run.agent,
+                    "submitter": run.claim.submitter.name,
+                    "state": run.claim.state.value,
+                    "since": run.claim.claimed,
+                    "backend": run.backend.name.value,
+                    "generation": run.generation,
+                }
+                for run in jobs.runs.values()
+            ],
+            "spool": {
+                "waiting": jobs.waiting,
+                "claiming": not jobs.stopping and not jobs.trouble,
+                "message": message,
+            },
+            "audit": {"seq": head.seq, "hash": head.hash},
+        }
+
+    def _policy(self) -> dict[str, object]:
+        view = self._view
+        last, in_force = view.last, view.in_force
+        snapshot = last.snapshot if last is not None and isinstance(last.snapshot, Snapshot) else None
+        problems = [text for text in (view.trouble, last.alarm if last is not None else None) if text is not None]
+        return {
+            "revision": in_force.revision if in_force is not None else None,
+            "generation": in_force.generation if in_force is not None else 0,
+            "enabled": in_force is not None and in_force.platform.enabled,
+            "agents": sorted(in_force.agents) if in_force is not None else [],
+            "seen": snapshot.digest if snapshot is not None else None,
+            "commit": snapshot.commit if snapshot is not None else None,
+            "problems": problems + [str(problem) for problem in (last.problems if last is not None else ())],
+            "ignored": list(snapshot.ignored) if snapshot is not None else [],
+            "held": list(_held(last.outcome.held)) if last is not None else [],
+            "refused": [f"{one.file}: {one.message}" for one in (last.admissions.refused if last is not None else ())],
+            "unused": list(last.outcome.unused) if last is not None else [],
+            "expiring": list(last.expiring) if last is not None else [],
+            "inherited": list(last.inherited) if last is not None else [],
+            "watch": "; ".join(view.watch) or "by events, and by the timed scan",
+        }
+
+
+def _held(found: Iterable[Held]) -> Iterable[str]:
+    """Say what is held, one grant that is missing a line."""
+    for held in found:
+        for step in held.steps:
+            yield f"{step.document} {step.field}: {step.action} {canonical_json(step.value)}"
+
+
+def _backend(name: BackendName, probe: Probe | None) -> dict[str, object]:
+    available = probe if isinstance(probe, Available) else None
+    missing = probe if isinstance(probe, Missing) else None
+    return {
+        "name": name.value,
+        "state": "available" if available else "missing" if missing else "not_probed",
+        "isolation": available.isolation.value if available else None,
+        "versions": dict(available.versions) if available else {},
+        "evidence": list(available.evidence) if available else [],
+        "code": missing.code if missing else None,
+        "message": missing.message if missing else None,
+    }

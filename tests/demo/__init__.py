@@ -1,0 +1,1 @@
+"""`make demo`: the main job on a temporary host whose internet is the rig's."""

@@ -1,0 +1,241 @@
+"""A whole ringfence host in a temporary directory, with its daemon inside the rig's host namespace."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from types import TracebackType
+
+    from tests.rig import Rig
+
+BIN = Path(sys.executable).parent
+NAMESPACE = "governance.weaken@ringfence.v1"
+
+
+class Installation:
+    """host.yaml, policy, trust with one signer (`alice`), state, spool and runtime below one directory of root's."""
+
+    def __init__(self, rig: Rig, *, name: str = "prod-1", settings: Mapping[str, object] | None = None) -> None:
+        self.rig = rig
+        # Below /run, not /tmp: every parent of the policy directory must be writable by root only.
+        self.root = Path(tempfile.mkdtemp(prefix="ringfence-test-", dir="/run"))
+        self.root.chmod(0o755)
+        self.policy = self.root / "policy"
+        self.trust = self.root / "trust"
+        self.state = self.root / "state"
+        self.spool = self.root / "spool"
+        self.runtime = self.root / "run"
+        self.keys = self.root / "keys"
+        for directory in (
+            self.policy / "agents",
+            self.policy / "egress",
+            self.policy / "reasons",
+            self.trust,
+            self.keys,
+        ):
+            directory.mkdir(parents=True)
+        self.host_config = self.root / "host.yaml"
+        self.write_host(
+            {
+                "version": 1,
+                "kind": "host",
+                "name": name,
+                "policy": str(self.policy),
+                "trust": str(self.trust),
+                "state": str(self.state),
+                "spool": str(self.spool),
+                "runtime": str(self.runtime),
+                "proxy_user": "64023",
+                "resolvers": [rig.resolver],
+                **(settings or {}),
+            }
+        )
+        (self.trust / "revoked").touch()
+        self.add_signer("alice")
+        self.daemon: subprocess.Popen[bytes] | None = None
+        self.log = self.root / "daemon.log"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self.stop()
+        finally:
+            shutil.rmtree(self.root, ignore_errors=True)
+
+    def write_host(self, settings: Mapping[str, object]) -> None:
+        """Write host.yaml (JSON is YAML)."""
+        self.host_config.write_text(json.dumps(settings, indent=2) + "\n", "utf-8")
+
+    def add_signer(self, name: str) -> Path:
+        """Make a key for `name` and trust it with `governance.weaken`; returns the private key's path."""
+        key = self.keys / name
+        subprocess.run(
+            ["/usr/bin/ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", name, "-f", str(key)], check=True, timeout=20
+        )
+        kind, public = key.with_suffix(".pub").read_text("utf-8").split()[:2]
+        with (self.trust / "allowed_signers").open("a", encoding="utf-8") as file:
+            file.write(f'{name} namespaces="{NAMESPACE}" {kind} {public}\n')
+        return key
+
+    def write(self, document: str, text: str) -> None:
+        """Put a document, such as `agents/helper`, into the policy directory by rename, as a checkout does."""
+        path = self.policy / f"{document}.yaml"
+        partial = path.with_name(f".{path.name}.tmp")
+        partial.write_text(text, "utf-8")
+        partial.rename(path)
+
+    def sign(self, identity: str, text: str, *, signer: str = "alice") -> None:
+        """Write the statement `text` as reasons/IDENTITY.yaml and sign it through the CLI."""
+        self.write(f"reasons/{identity}", text)
+        statement = self.policy / "reasons" / f"{identity}.yaml"
+        self.ringfence("reason", "sign", str(statement), "--key", str(self.keys / signer), "--signer", signer)
+
+    def ringfence(
+        self, *arguments: str, expect: int | None = 0, timeout: float = 60
+    ) -> subprocess.CompletedProcess[str]:
+        """Run one command of the CLI in the host namespace; checks its exit status unless `expect` is None."""
+        done = subprocess.run(
+            self.command(*arguments),
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
+        if expect is not None and done.returncode != expect:
+            message = (
+                f"ringfence {' '.join(arguments)} exited {done.returncode}, not {expect}\n{done.stdout}\n{done.stderr}"
+            )
+            raise AssertionError(message)
+        return done
+
+    def command(self, *arguments: str) -> list[str]:
+        """The argument vector of one CLI command in the host namespace."""
+        return [*self.rig.enter, str(BIN / "ringfence"), *arguments[:1], *self._config(arguments), *arguments[1:]]
+
+    def _config(self, arguments: Sequence[str]) -> list[str]:
+        return [] if arguments[0] in {"reason", "check", "audit"} else ["--host-config", str(self.host_config)]
+
+    def start(self) -> None:
+        """Start `ringfenced` and wait until it has published its status."""
+        before = self.status_time()
+        with self.log.open("ab") as log:
+            self.daemon = subprocess.Popen(
+                [*self.rig.enter, str(BIN / "ringfenced"), "--host-config", str(self.host_config)],
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+            )
+        self.eventually(
+            lambda: self.alive() and self.status_time() > before, "the daemon publishes its status", timeout=20
+        )
+
+    def alive(self) -> bool:
+        """Whether the daemon runs; raises with its log when it ended by itself."""
+        if self.daemon is None:
+            return False
+        if self.daemon.poll() is not None:
+            raise AssertionError(
+                f"ringfenced exited {self.daemon.returncode}\n{self.log.read_text('utf-8', 'replace')}"
+            )
+        return True
+
+    def stop(self) -> None:
+        """SIGTERM and wait; a daemon that does not end within 60 s is killed and that is a failure."""
+        if self.daemon is None or self.daemon.poll() is not None:
+            self.daemon = None
+            return
+        self.daemon.terminate()
+        try:
+            self.daemon.wait(timeout=60)
+        except subprocess.TimeoutExpired:
+            self.daemon.kill()
+            self.daemon.wait(timeout=10)
+            raise
+        finally:
+            self.daemon = None
+
+    def kill(self) -> None:
+        """Kill the daemon with SIGKILL."""
+        assert self.daemon is not None
+        os.kill(self.daemon.pid, signal.SIGKILL)
+        self.daemon.wait(timeout=10)
+        self.daemon = None
+
+    def status_path(self) -> Path:
+        """Where status.json is."""
+        return self.runtime / "status.json"
+
+    def status(self) -> dict[str, Any]:
+        """What the daemon publishes, {} before it does."""
+        try:
+            value: dict[str, Any] = json.loads(self.status_path().read_text("utf-8"))
+        except FileNotFoundError:
+            return {}
+        return value
+
+    def status_time(self) -> float:
+        """When status.json was last replaced, 0 before it was."""
+        try:
+            return self.status_path().stat().st_mtime
+        except FileNotFoundError:
+            return 0.0
+
+    def submit(self, stem: str, job: Mapping[str, object]) -> None:
+        """Submit a job as root under the file name STEM.yaml."""
+        path = self.root / f"{stem}.yaml"
+        path.write_text(json.dumps({"version": 1, "kind": "job", **job}), "utf-8")
+        self.ringfence("submit", str(path))
+        path.unlink()
+
+    def result(self, stem: str, *, timeout: float = 60) -> dict[str, Any]:
+        """Wait for the result of the job STEM."""
+        path = self.done(stem) / "result.json"
+        self.eventually(path.exists, f"a result of {stem}", timeout=timeout)
+        value: dict[str, Any] = json.loads(path.read_text("utf-8"))
+        return value
+
+    def done(self, stem: str) -> Path:
+        """The directory of the result of root's job STEM."""
+        return self.spool / "done" / "root" / stem
+
+    def run(self, stem: str, job: Mapping[str, object], *, timeout: float = 60) -> dict[str, Any]:
+        """Submit a job and wait for its result."""
+        self.submit(stem, job)
+        return self.result(stem, timeout=timeout)
+
+    def decisions(self, stem: str) -> list[dict[str, Any]]:
+        """Every decision of the job STEM."""
+        return [json.loads(line) for line in (self.done(stem) / "decisions.jsonl").read_text("utf-8").splitlines()]
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Every audit row."""
+        path = self.state / "audit" / "audit.jsonl"
+        return [json.loads(line) for line in path.read_text("utf-8").splitlines()] if path.exists() else []
+
+    def eventually(self, holds: Callable[[], bool], what: str, *, timeout: float = 10) -> float:
+        """Wait until `holds()`; returns the seconds that it took, raises with the daemon's log when it never does."""
+        start = time.monotonic()
+        while not holds():
+            if time.monotonic() - start > timeout:
+                log = self.log.read_text("utf-8", "replace")[-4000:] if self.log.exists() else ""
+                raise AssertionError(f"not within {timeout} s: {what}\n{log}")
+            if self.daemon is not None:
+                self.alive()
+            time.sleep(0.02)
+        return time.monotonic() - start

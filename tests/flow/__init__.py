@@ -1,0 +1,1 @@
+"""Both pipelines from end to end, with a backend that builds nothing."""

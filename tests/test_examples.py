@@ -1,0 +1,52 @@
+"""Every file of examples/ is what it says: the policy has no problems, its statement covers it, jobs and settings load."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from reconciler.core import request
+from reconciler.core.grants import Approval
+from reconciler.core.job import Job
+from reconciler.core.memory import Memory
+from reconciler.core.reconcile import reconcile
+from reconciler.core.statement import Statement
+from reconciler.core.statement import read as read_statement
+from reconciler.core.validate import desired
+from reconciler.host import Host, load_host
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+POLICY = EXAMPLES / "policy"
+
+
+def files() -> dict[str, bytes]:
+    return {str(path.relative_to(POLICY)): path.read_bytes() for path in POLICY.rglob("*.yaml")}
+
+
+def test_the_policy_has_no_problems_and_nothing_in_it_is_ignored() -> None:
+    wanted = desired(files())
+    assert wanted.problems == ()
+    assert wanted.ignored == ()
+    assert sorted(wanted.documents) == ["agents/helper", "egress/org", "platform"]
+
+
+def test_its_statement_covers_every_weakening_and_nothing_more() -> None:
+    statement = read_statement("CHG-1042.yaml", (POLICY / "reasons" / "CHG-1042.yaml").read_bytes())
+    assert isinstance(statement, Statement)
+    grants = statement.approved((Approval("alice", "SHA256:" + "A" * 43),))
+    assert reconcile(desired(files()), Memory(), grants, now=0).held == ()
+    for index, spare in enumerate(grants):
+        without = (*grants[:index], *grants[index + 1 :])
+        assert reconcile(desired(files()), Memory(), without, now=0).held, f"nothing needs {spare.field} {spare.item}"
+
+
+@pytest.mark.parametrize("path", sorted((EXAMPLES / "jobs").iterdir()), ids=lambda path: path.name)
+def test_each_job_loads(path: Path) -> None:
+    assert isinstance(request.read(path.read_bytes()), Job)
+
+
+def test_the_host_settings_load() -> None:
+    host = load_host(EXAMPLES / "host.yaml")
+    assert isinstance(host, Host)
+    assert host.name == "prod-1"
