@@ -91,7 +91,11 @@ async def receive_listener(fd: int) -> socket.socket | NoListener:
         for extra in received:
             os.close(extra)
         return NoListener("exactly one listening socket was expected")
-    listener = socket.socket(fileno=received[0])
+    try:
+        listener = socket.socket(fileno=received[0])
+    except OSError:
+        os.close(received[0])
+        return NoListener("what was received is not a listening TCP socket")
     if (
         listener.family not in (socket.AF_INET, socket.AF_INET6)
         or listener.type != socket.SOCK_STREAM

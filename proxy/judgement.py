@@ -12,7 +12,7 @@ from proxy.answer import GATE_HOST, credentials, proof, shows
 from proxy.decision import Code, Deny, Resolve, Target, decide_name
 from proxy.head import Malformed, RequestHead, parse_request
 from proxy.request import forward_request
-from proxy.target import HTTP_PORT, asked, asked_inside, host_shown, names, target_of
+from proxy.target import HTTP_PORT, asked, asked_inside, host_shown, names, port_shown, target_of
 
 if TYPE_CHECKING:
     from proxy.policy import ProxyPolicy
@@ -75,7 +75,7 @@ def judge(data: bytes, policy: ProxyPolicy, *, inside: Target | None, via: bytes
             return Refused(Deny(Code.CLIENT_SECRET, message), Asking(method=head.method))
     target = target_of(wanted, head)
     if isinstance(target, Malformed):
-        asking = Asking(method=head.method, host=host_shown(wanted))
+        asking = Asking(method=head.method, host=host_shown(wanted), port=port_shown(wanted))
         return Refused(Deny(target.code, target.message), asking)
     if target == Target(GATE_HOST, HTTP_PORT) and head.method == "GET":
         answer = proof(wanted.origin, policy.proof_key)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
@@ -21,6 +22,7 @@ MAX_PORT = 65535
 MAX_CONNECTIONS = 65536
 MIN_PROOF_KEY = 16
 _END_OF_TIME = 2.0**53
+_HEX = re.compile(r"(?:[0-9A-Fa-f]{2})+")
 _LAYER_KEYS = frozenset({"name", "default", "allow", "deny", "deny_ranges"})
 _POLICY_KEYS = frozenset(
     {
@@ -258,10 +260,9 @@ def _resolver(text: str) -> tuple[str, int]:
 
 def _key(value: object) -> bytes:
     # bytes.fromhex alone would take spaces between the digits
-    key = bytes.fromhex(value) if isinstance(value, str) and value.isascii() and value.isalnum() else b""
-    if len(key) < MIN_PROOF_KEY:
+    if not isinstance(value, str) or _HEX.fullmatch(value) is None or len(value) < 2 * MIN_PROOF_KEY:
         raise _UnusableError(f"proof_key is not at least {2 * MIN_PROOF_KEY} hexadecimal digits")
-    return key
+    return bytes.fromhex(value)
 
 
 def _secret(value: object) -> str:

@@ -118,3 +118,11 @@ def asked_inside(head: RequestHead) -> Malformed | None:
 def host_shown(wanted: Asked) -> str:
     """Say what to write down for a target that could not be read: never userinfo, which may hold a password."""
     return _split(wanted.authority.rpartition("@")[2])[0]
+
+
+def port_shown(wanted: Asked) -> int | None:
+    """Say which port to write down for it; None where there is none to be read."""
+    port = _split(wanted.authority)[1]
+    if port is None:
+        return None if wanted.connect else HTTP_PORT
+    return parse_port(port)

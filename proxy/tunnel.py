@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 if TYPE_CHECKING:
     from proxy.connection import Connection
@@ -35,8 +35,7 @@ class Held(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Stop reading before the first byte."""
-        if isinstance(transport, asyncio.Transport):
-            transport.pause_reading()
+        cast("asyncio.Transport", transport).pause_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Close the client's side too: it was promised a connection."""

@@ -101,7 +101,7 @@ class Claim:
     def read(cls, root: Path, run: str) -> Self | None:
         """The claim that an earlier daemon left in `claimed/<run>`; None when there is nothing of a job in it."""
         directory = root / "claimed" / run
-        if not RUN_ID.fullmatch(run):
+        if not RUN_ID.fullmatch(run) or not directory.is_dir():
             return None
         try:
             record = json.loads((directory / RECORD).read_bytes())

@@ -233,12 +233,16 @@ class ConfigPass:
 def look(host: Host) -> tuple[Snapshot | NotSettled, Trust | TrustBroken]:
     """Read the policy directory and the trust directory of a host, each at rest. Blocks."""
     bounds = Bounds(files=host.max_files, bytes=host.max_bytes)
-    snapshot = take(host.policy, owner=host.policy_owner, bounds=bounds, deadline=SETTLE_S)
+    return take(host.policy, owner=host.policy_owner, bounds=bounds, deadline=SETTLE_S), trust_of(host)
+
+
+def trust_of(host: Host) -> Trust | TrustBroken:
+    """Read the trust directory of a host, at rest. Blocks."""
     if host.trust.resolve().is_relative_to(host.policy.resolve()):
         # Whoever may commit policy would choose the signers.
         message = "lies in the policy directory: move it out, and name it as `trust` in host.yaml"
-        return snapshot, TrustBroken(problems=(Problem(str(host.trust), 1, 1, "", message),))
-    return snapshot, read_trust(host.trust, deadline=SETTLE_S)
+        return TrustBroken(problems=(Problem(str(host.trust), 1, 1, "", message),))
+    return read_trust(host.trust, deadline=SETTLE_S)
 
 
 def _desired(snapshot: Snapshot, host: Host, previous: Desired | None) -> Desired:

@@ -76,7 +76,7 @@ def open_directory(root: str | os.PathLike[str], owners: frozenset[int]) -> Open
 
     Symbolic links are followed (git-sync's layout), but only those that a trusted owner made.
     """
-    todo = list(reversed(PurePosixPath(os.getcwd(), root).parts[1:]))  # noqa: PTH109 - parts, not a path to open
+    todo = list(reversed(PurePosixPath(os.getcwd(), root).parts[1:]))  # noqa: PTH109 - parts, not a path to open  # noqa: PTH109 - parts, not a path to open
     links: list[str] = []
     here, path, seen = os.open("/", _FLAGS), "/", 0
     try:
@@ -88,7 +88,7 @@ def open_directory(root: str | os.PathLike[str], owners: frozenset[int]) -> Open
                 facts = os.fstat(here)
                 return Opened(os.dup(here), path, (facts.st_dev, facts.st_ino), tuple(dict.fromkeys(links)))
             name = todo.pop()
-            below = os.path.join(path, name)  # noqa: PTH118 - `path` is a label here, nothing is opened by it
+            below = os.path.join(path, name)  # noqa: PTH118 - a label for messages: nothing is opened by it  # noqa: PTH118 - `path` is a label here, nothing is opened by it
             facts = os.stat(name, dir_fd=here, follow_symlinks=False)
             if stat.S_ISLNK(facts.st_mode):
                 seen += 1

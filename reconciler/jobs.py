@@ -36,6 +36,8 @@ _PROBE_AGAIN = 15.0
 """Seconds after which a backend that was missing is probed again."""
 _PARALLEL_WITHOUT_POLICY = 4
 _REAP_INTERVAL = 60.0
+_LOOK_WHEN_FULL = 2.0
+"""Seconds between two looks while no job could be claimed anyway."""
 
 
 class Jobs:
@@ -56,15 +58,22 @@ class Jobs:
         self._busy: set[str] = set()
         self._wake = anyio.Event()
         self._probed: dict[BackendName, float] = {}
-        self._probing = anyio.Lock()
+        self._looked = -_LOOK_WHEN_FULL
+        self._upkeep = anyio.Lock()
+        # Held while backends are probed or reaped. A reaper goes by a list of live runs that was made before: a canary
+        # run is not on it, nor is a run that is launched meanwhile.
 
     def follow(self, in_force: InForce) -> None:
         """Take over what is in force now, for jobs to come and for live runs."""
         self.in_force = in_force
-        named = {name for effective in in_force.agents.values() for name in effective.agent.submitters}
-        self.unknown = self._spool.prepare({ROOT, *named})
         for run in self.runs.values():
             run.follow(in_force)
+        named = {name for effective in in_force.agents.values() for name in effective.agent.submitters}
+        try:
+            self.unknown = self._spool.prepare({ROOT, *named})
+        except OSError as error:
+            # Whoever has a directory goes on; for the others the next pass tries again.
+            logger.error("directories of submitters cannot be made: {}", error)
         self._wake.set()
 
     def stop(self) -> None:
@@ -82,11 +91,13 @@ class Jobs:
         Raises:
             OSError: the spool cannot be written.
         """
-        # A canary run of a probe is nobody's run either: never reap while one is going on.
-        async with self._probing:
-            live = frozenset(self._busy)
-            await settle.reap(self._shell, self._backends.values(), live)
-        await settle.recover(self._shell, self._spool, frozenset(self._busy))
+        async with self._upkeep:
+            await settle.reap(self._shell, self._backends.values(), frozenset(self._busy))
+        before = frozenset(self._busy)
+        names = await anyio.to_thread.run_sync(self._spool.claims)
+        # What was alive before or after this look may have come or gone during it, and is not for us to touch.
+        left = [name for name in names if name not in before and name not in self._busy]
+        await settle.recover(self._shell, self._spool, left)
 
     async def keep_clean(self) -> None:
         """Recover every minute, for ever."""
@@ -117,6 +128,10 @@ class Jobs:
             self._wake = anyio.Event()
 
     async def _look(self, tasks: TaskGroup) -> None:
+        now = anyio.current_time()
+        if len(self._busy) >= self._parallel() and now - self._looked < _LOOK_WHEN_FULL:
+            return
+        self._looked = now
         try:
             found = await anyio.to_thread.run_sync(self._spool.waiting)
             self.waiting = len(found)
@@ -223,11 +238,13 @@ class Jobs:
         )
         if self.in_force is not None:
             run.follow(self.in_force)
+        async with self._upkeep:
+            pass
         await run.execute()
 
     async def probe(self) -> Mapping[BackendName, Probe]:
         """Ask every backend what this host has. What is there is asked once, what is missing again after a while."""
-        async with self._probing:
+        async with self._upkeep:
             for name in BackendName:
                 backend = self._backends.get(name)
                 if backend is None:

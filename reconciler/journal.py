@@ -40,7 +40,7 @@ _TORN_KEPT = 4096
 _WRITING_S = 0.1
 
 
-class JournalFailed(Exception):
+class JournalFailed(Exception):  # noqa: N818 - the name says what happened
     """A row is not on disk. Whatever waited for it must not happen."""
 
 

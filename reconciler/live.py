@@ -70,7 +70,7 @@ class Live:
         """Steps of the teardown that failed."""
         self.created = anyio.Event()
         self._run, self._agent, self._revision = run, agent, revision
-        self._directory, self._limit = directory, limit
+        self._limit = limit
         self._tail = bytearray()
         self._written = 0
         self._punched = 0
@@ -79,6 +79,7 @@ class Live:
         self._lines = self._missing = self._last = 0
         self._targets: set[tuple[str, int | None]] = set()
         self._pending: list[Event] = []
+        self._summed = False
         self._news = anyio.Event()
         self._rows: list[tuple[int, int]] = []
         directory.mkdir(mode=0o700)
@@ -190,9 +191,9 @@ class Live:
         Raises:
             JournalFailed: they cannot be written.
         """
-        if final:
+        if final and not self._summed:
             self._pending.extend(self._counted())
-            self._beyond.clear()
+            self._summed = True
         # Once a batch is on its way its numbers must be kept, whoever gives up waiting.
         with anyio.CancelScope(shield=True):
             while self._pending:
@@ -247,10 +248,9 @@ class Live:
         return os.pread(self._decisions, size, 0)
 
     def close(self) -> None:
-        """Give the live files up and remove them."""
+        """Give the live files up."""
         os.close(self._output)
         os.close(self._decisions)
-        forget(self._directory)
 
 
 def output_of(tail: bytes, written: int) -> Output:

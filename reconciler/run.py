@@ -17,7 +17,7 @@ from reconciler.core.audit import EventName
 from reconciler.core.job import RefusalCode, Refused, State
 from reconciler.core.result import MESSAGES, BackendUsed, Output, Refusal, Result, ResultCode, Times
 from reconciler.journal import JournalFailed
-from reconciler.live import Live
+from reconciler.live import Live, forget
 from reconciler.prepare import LAUNCH_BUDGET, ProxySettings, expiry, launch_of, read_secrets, resolvers_of
 from reconciler.trail import Trail
 
@@ -129,7 +129,8 @@ class Run:
             return
         try:
             # The first row comes before anything is created: what cannot be audited is not launched.
-            await self._trail.add(EventName.LAUNCH, "intended", detail=self._facts(launch))
+            message = f"job {self.claim.job} is to run on {self.backend.name}"
+            await self._trail.add(EventName.LAUNCH, "intended", message=message, detail=self._facts(launch))
         except JournalFailed as error:
             await self._refuse(Refused(RefusalCode.AUDIT_FAILED, str(error)))
             return
@@ -231,10 +232,9 @@ class Run:
     async def _witness(self) -> Refused | None:
         """Write the row that the command waits for: it carries the proof."""
         result = self._result.to_json()
+        detail = {"gate": result["gate"], "backend": result["backend"]}
         try:
-            await self._trail.add(
-                EventName.LAUNCH, "launched", detail={"gate": result["gate"], "backend": result["backend"]}
-            )
+            await self._trail.add(EventName.LAUNCH, "launched", message="the gate proved the fence", detail=detail)
         except JournalFailed as error:
             return Refused(RefusalCode.AUDIT_FAILED, str(error))
         return None
@@ -331,4 +331,5 @@ class Run:
         finally:
             if self._live is not None:
                 self._live.close()
+            forget(self._shell.live(self.claim.run))
         await anyio.to_thread.run_sync(self.claim.forget)

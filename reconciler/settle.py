@@ -9,6 +9,7 @@ import anyio
 from loguru import logger
 
 from proxy.record import Record, Verdict
+from reconciler.claim import Claim
 from reconciler.core.audit import Event, EventName
 from reconciler.core.job import RECOVERY, Recovery, RefusalCode, Refused
 from reconciler.core.result import MESSAGES, Decisions, Refusal, Result, ResultCode, Times
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from reconciler.backends.base import Backend
-    from reconciler.claim import Claim
     from reconciler.shell import Shell
     from reconciler.spool import Spool
 
@@ -107,14 +107,17 @@ async def reap(shell: Shell, backends: Iterable[Backend], live: frozenset[str]) 
             logger.error("what was reaped on {} is not in the audit log", backend.name)
 
 
-async def recover(shell: Shell, spool: Spool, live: frozenset[str]) -> None:
-    """Bring every claim that no live run carries to its one result. Call after `reap`: nothing of them runs any more.
+async def recover(shell: Shell, spool: Spool, runs: Iterable[str]) -> None:
+    """Bring these claims, which no live run carries, to their one result each.
+
+    Call after `reap`: then nothing of them runs any more.
 
     Raises:
         OSError: the spool cannot be written.
     """
-    for claim in await anyio.to_thread.run_sync(spool.left_behind):
-        if claim.run not in live:
+    for run in runs:
+        claim = await anyio.to_thread.run_sync(Claim.read, spool.root, run)
+        if claim is not None:
             await _recover(shell, spool, claim)
 
 

@@ -220,10 +220,10 @@ class Spool:
         claim.forget()
         return True
 
-    def left_behind(self) -> tuple[Claim, ...]:
-        """Every claim of an earlier daemon, oldest first."""
-        runs = sorted(entry.name for entry in os.scandir(self.claimed) if entry.is_dir(follow_symlinks=False))
-        return tuple(claim for run in runs if (claim := Claim.read(self.root, run)) is not None)
+    def claims(self) -> tuple[str, ...]:
+        """Give the run id of every claim that is on disk, oldest first."""
+        with os.scandir(self.claimed) as entries:
+            return tuple(sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False)))
 
 
 def _names(directory: int) -> Iterator[bytes]:

@@ -176,7 +176,7 @@ async def _until_gone(
 
     try:
         async with anyio.create_task_group() as tasks:
-            parents = sorted({os.path.dirname(name) for name in named})
+            parents = sorted({os.path.dirname(name) for name in named})  # noqa: PTH120 - strings, as the library wants
             tasks.start_soon(lambda: events([place.path], _tree_change, deep=True))
             tasks.start_soon(lambda: events(parents, lambda _, path: path in named, deep=False))
             tasks.start_soon(stopped)

@@ -60,7 +60,6 @@ class Descriptors:
     """Numbers of the open files that bwrap is started with; `files` in the order of the fence's."""
 
     status: int
-    block: int
     seccomp: int
     files: tuple[int, ...]
 
@@ -106,8 +105,7 @@ def arguments(made: Fence, descriptors: Descriptors) -> tuple[str, ...]:
         result += ["--perms", file.mode, "--file", str(descriptor), file.path]
     # The root is a tmpfs without a bound and belongs to the sandbox's own uid: nothing may be written there.
     result += ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/"]
-    result += ["--json-status-fd", str(descriptors.status), "--block-fd", str(descriptors.block)]
-    result += ["--seccomp", str(descriptors.seccomp)]
+    result += ["--json-status-fd", str(descriptors.status), "--seccomp", str(descriptors.seccomp)]
     return tuple(result)
 
 

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from reconciler.backends.steps import Steps
     from reconciler.host import Host
 
-_BLOCKED_S = 10.0
+_INSIDE_S = 10.0
 _READY_S = 10.0
 _GATE_BUDGET_S = 10.0
 _GATE_ROUNDS = 2
@@ -114,19 +114,18 @@ async def build(
                 python=site.host.python,
                 uid=uid,
                 seccomp=found.seccomp,
+                cgroup=inside,
                 handoff=handed_out,
                 tasks=tasks,
                 output=observer.output,
             ),
         )
-    init = await process.until_blocked(_BLOCKED_S)
+    init = await process.until_inside(_INSIDE_S)
     if init is None:
         return LaunchRefused(
             code="fence_failed",
             message=f"bwrap did not build the fence: {process.diagnostics or 'it said nothing'}",
         )
-    for pid in (process.pid, init):
-        inside.add(pid)
     expected = bwrap_proof.Expected(
         uid=uid,
         user=launch.user,
@@ -135,7 +134,6 @@ async def build(
         namespaces={},
         daemon_namespaces=bwrap_proof.namespaces("thread-self"),
     )
-    process.release()
     question = _question(site.host, launch, canaries.targets, addresses)
     await process.say(question.to_object())
     if unready := await door.until_ready(_READY_S):

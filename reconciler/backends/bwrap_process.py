@@ -25,8 +25,11 @@ if TYPE_CHECKING:
 
     from anyio.abc import TaskGroup
 
+    from reconciler.backends.cgroup import Cgroup
+
 _LONGEST_LINE = 2 * 1024 * 1024
 _KEPT_DIAGNOSTICS = 2000
+_KILL_AGAIN_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,20 +40,21 @@ class ExecFailed:
 
 
 class BwrapProcess:
-    """One bwrap that was started, is held at its block, and goes on word by word. Made by `start`."""
+    """One bwrap that was started and goes on word by word. Made by `start`."""
 
     def __init__(
         self,
         process: subprocess.Popen[bytes],
         *,
         status: Descriptor,
-        block: Descriptor,
         words: Descriptor,
         report: Descriptor,
+        cgroup: Cgroup,
         output: Callable[[Stream, bytes], None],
     ) -> None:
         self._process = process
-        self._status, self._block, self._words, self._report = status, block, words, report
+        self._cgroup = cgroup
+        self._status, self._words, self._report = status, words, report
         self._output = output
         self._pidfd = Descriptor(os.pidfd_open(process.pid))
         self._reports = Lines(report.number, most=_LONGEST_LINE)
@@ -74,18 +78,12 @@ class BwrapProcess:
         """What was written to stderr before the command started: by bwrap, or by an interpreter that failed."""
         return self._diagnostics.decode("utf-8", "replace").strip()
 
-    async def until_blocked(self, limit: float) -> int | None:
+    async def until_inside(self, limit: float) -> int | None:
         """Wait for the first process inside; its number, None when bwrap failed or took too long."""
         with anyio.move_on_after(limit):
             while self.init is None and not self.ended.is_set():
                 await self._news.wait()
         return self.init
-
-    def release(self) -> None:
-        """Let bwrap start the launcher."""
-        with contextlib.suppress(BrokenPipeError):
-            os.write(self._block.number, b"1")
-        self._block.close()
 
     async def say(self, word: Mapping[str, object]) -> bool:
         """Send the launcher one line; False when it is gone."""
@@ -164,11 +162,15 @@ class BwrapProcess:
         self._news.set()
         self._news = anyio.Event()
 
-    def kill(self) -> None:
-        """Kill the outer process; the kernel kills what is inside with it (`--die-with-parent`)."""
-        if self._pidfd.number >= 0:
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self._pidfd.number, signal.SIGKILL)
+    async def kill(self) -> None:
+        """Kill everything in the sandbox's control group, until bwrap has ended.
+
+        By the group and not by bwrap's outer process: a child that was not yet told to die with it would live on.
+        """
+        while not self.ended.is_set():
+            self._cgroup.send(signal.SIGKILL)
+            with anyio.move_on_after(_KILL_AGAIN_S):
+                await self.ended.wait()
 
 
 @contextlib.asynccontextmanager
@@ -179,11 +181,12 @@ async def start(
     python: str,
     uid: int,
     seccomp: bytes,
+    cgroup: Cgroup,
     handoff: socket.socket,
     tasks: TaskGroup,
     output: Callable[[Stream, bytes], None],
 ) -> AsyncIterator[BwrapProcess]:
-    """Start bwrap as `uid`, held at its block; at the end of the context its processes are gone.
+    """Start bwrap as `uid` in `cgroup`; at the end of the context its processes are gone.
 
     It is started from the calling thread, and dies with that thread (PR_SET_PDEATHSIG): call it from the loop's own.
 
@@ -193,11 +196,10 @@ async def start(
     with contextlib.ExitStack() as ours, contextlib.ExitStack() as passed:
         passed.callback(handoff.close)
         (status, status_write), (report, report_write) = _pipe(ours, passed), _pipe(ours, passed)
-        (block_read, block), (words_read, words) = _pipe(passed, ours), _pipe(passed, ours)
+        words_read, words = _pipe(passed, ours)
         files = tuple(passed.enter_context(memory_file(file.content)) for file in made.files)
         descriptors = bwrap_args.Descriptors(
             status=status_write.number,
-            block=block_read.number,
             seccomp=passed.enter_context(memory_file(seccomp)),
             files=files,
         )
@@ -208,17 +210,17 @@ async def start(
         process = _spawn(
             [program, "--args", str(arguments), "--", *launcher],
             uid=uid,
-            passed=(arguments, descriptors.seccomp, descriptors.status, descriptors.block, *kept, *files),
+            passed=(arguments, descriptors.seccomp, descriptors.status, *kept, *files),
         )
         passed.close()
-        started = BwrapProcess(process, status=status, block=block, words=words, report=report, output=output)
+        started = BwrapProcess(process, status=status, words=words, report=report, cgroup=cgroup, output=output)
         tasks.start_soon(started.watch)
         try:
+            _let_go(process, cgroup)
             yield started
         finally:
             with anyio.CancelScope(shield=True):
-                started.kill()
-                await started.ended.wait()
+                await started.kill()
 
 
 def _pipe(reader: contextlib.ExitStack, writer: contextlib.ExitStack) -> tuple[Descriptor, Descriptor]:
@@ -230,9 +232,10 @@ def _pipe(reader: contextlib.ExitStack, writer: contextlib.ExitStack) -> tuple[D
 
 
 def _spawn(command: Sequence[str], *, uid: int, passed: Sequence[int]) -> subprocess.Popen[bytes]:
+    """Start a shell that becomes the command at one line on its stdin, and ends when that ends without one."""
     process = subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
+        ["/bin/sh", "-c", 'read -r go && exec "$@" < /dev/null', "sh", *command],
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         pass_fds=passed,
@@ -247,3 +250,11 @@ def _spawn(command: Sequence[str], *, uid: int, passed: Sequence[int]) -> subpro
         # A pipe belongs to who made it: without this, opening /dev/stderr inside is denied.
         os.fchown(stream.fileno(), uid, uid)
     return process
+
+
+def _let_go(process: subprocess.Popen[bytes], cgroup: Cgroup) -> None:
+    """Put the process into its control group before it becomes bwrap, so that no child is ever outside."""
+    assert process.stdin is not None  # noqa: S101 - it is a pipe
+    with process.stdin as words:
+        cgroup.add(process.pid)
+        words.write(b"go\n")

@@ -111,7 +111,7 @@ class BwrapSandbox:
                     self._cgroup.send(signal.SIGTERM, but=self._not_the_command())
                 with anyio.move_on_after(GRACE_S):
                     await self._process.ended.wait()
-            self._process.kill()
+            await self._process.kill()
         await self._process.ended.wait()
 
     def _not_the_command(self) -> Sequence[int]:

@@ -23,14 +23,14 @@ from reconciler.commands.console import (
     say,
     say_json,
 )
-from reconciler.config_pass import SETTLE_S, Evaluated, evaluate
+from reconciler.config_pass import SETTLE_S, Evaluated, evaluate, trust_of
 from reconciler.core import load
 from reconciler.core.plan import ExitCode, Plan, emit_reason
 from reconciler.core.plan import plan as plan_of
 from reconciler.core.policy import Effective, in_force
 from reconciler.core.validate import desired
 from reconciler.host import Host
-from reconciler.reason import Verifier, read_trust
+from reconciler.reason import Verifier
 from reconciler.snapshot import Bounds, NotSettled, Snapshot, take
 from reconciler.state import State, StateBroken, StateFile
 
@@ -187,7 +187,7 @@ def _snapshot(directory: Path, size: int) -> Snapshot:
 def _evaluate(host: Host, directory: Path, base: State) -> Evaluated:
     return evaluate(
         _snapshot(directory, host.max_bytes),
-        read_trust(host.trust),
+        trust_of(host),
         base,
         now=SystemClock(base.last_seen).now(),
         host=host,

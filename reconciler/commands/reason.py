@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import getpass
-import re
 from pathlib import Path
 from typing import Annotated
 
@@ -22,11 +21,12 @@ from reconciler.commands.console import (
     say,
 )
 from reconciler.commands.policy import REASON_LASTS
+from reconciler.config_pass import trust_of
 from reconciler.core.load import Problem
 from reconciler.core.statement import ReasonRefused, Terms
 from reconciler.core.statement import read as read_statement
-from reconciler.core.trust import TrustBroken
-from reconciler.reason import Verifier, read_trust
+from reconciler.core.trust import PRINCIPAL, TrustBroken
+from reconciler.reason import Verifier
 from reconciler.reason import sign as sign_statement
 
 Statement = Annotated[Path, typer.Argument(metavar="STATEMENT.yaml", help="The statement, reasons/NAME.yaml.")]
@@ -72,10 +72,8 @@ def sign(
 ) -> None:
     """Check a statement, show what it licenses, and write its signature beside it."""
     name = signer or getpass.getuser()
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9@_+-]*", name):
-        raise typer.BadParameter(
-            "a signer is a plain name without dots, for the signature's file name", param_hint="--signer"
-        )
+    if not PRINCIPAL.fullmatch(name):
+        raise typer.BadParameter("write the plain name that allowed_signers has for you", param_hint="--signer")
     read = read_statement(str(statement), _bytes(statement))
     if isinstance(read, tuple):
         leave_with_problems(read)
@@ -93,7 +91,7 @@ def sign(
 def verify(statement: Statement, host_config: HostConfig = HOST_CONFIG) -> None:
     """Say whether a statement with the signatures beside it would count on this host now, and what would mend it."""
     host = host_settings(host_config)
-    trust = read_trust(host.trust)
+    trust = trust_of(host)
     if isinstance(trust, TrustBroken):
         leave_with_problems(trust.problems)
     beside = statement.parent.glob(f"{statement.stem}.*.sig")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from reconciler.core import formats
 from reconciler.core.load import join
@@ -94,6 +94,11 @@ class Place:
     field: str
     agent: str | None
 
+    @property
+    def of_scope(self) -> bool:
+        """Whether it is the scope of an egress document."""
+        return self.agent is not None and self.document.startswith("egress/") and self.field == f"/{SCOPE}"
+
 
 def place_of(path: Path, agent: str | None) -> Place:
     """Say which document and field a path means: of the platform, or of one agent's own document and its layers."""
@@ -132,7 +137,7 @@ class Teller:
         for token in difference.path:
             at = at.at(token)
         place = place_of(difference.path, agent)
-        if place.field == f"/{SCOPE}":
+        if place.of_scope:
             return self._tell(order, difference, licence, agent)
         key = (id(difference.loosenings), id(at), place.document)
         found = self._told.get(key)
@@ -169,43 +174,60 @@ def _written(order: object, item: Tree) -> Tree:
     return item if name is None else formats.render(name, item)
 
 
-@dataclass(slots=True)
-class _Entry:
-    value: Held | Change
-    agents: list[str]
+Finding = TypeVar("Finding", Held, Change)
 
 
-@dataclass(slots=True)
-class Ledger:
-    """Collects what is held and what changed, and gives each finding once with all agents that it concerns."""
+class Ledger(Generic[Finding]):
+    """Collects findings of single agents (or of the platform), and gives each once with all agents that it concerns."""
 
-    _entries: dict[tuple[object, ...], _Entry] = field(default_factory=dict)
+    __slots__ = ("_same",)
 
-    def add(self, value: Held | Change) -> None:
-        """Add a finding of one agent (or of the platform)."""
-        seen = (value.before, value.after, value.wanted if isinstance(value, Held) else None)
-        # Equal findings of shared layers are mostly the same objects; those that are only equal are merged at the end.
-        key = (value.document, value.field, *(id(one) for one in seen))
-        entry = self._entries.setdefault(key, _Entry(value, []))
-        entry.agents.extend(value.agents)
+    def __init__(self) -> None:
+        self._same: dict[tuple[object, ...], list[Finding]] = {}
 
-    def held(self) -> tuple[Held, ...]:
-        """Give what is held, sorted."""
-        return tuple(
-            dataclasses.replace(value, agents=agents) for value, agents in self._merged() if isinstance(value, Held)
-        )
+    def add(self, finding: Finding) -> None:
+        """Add a finding; of a layer that came or went, its sides say whether it applies: True or False."""
+        # Findings of a shared layer are mostly about the same objects; those that are only equal are merged at the end.
+        key = (finding.document, finding.field, *(id(side) for side in _sides(finding)))
+        self._same.setdefault(key, []).append(finding)
 
-    def changes(self) -> tuple[Change, ...]:
-        """Give the changes, sorted."""
-        return tuple(
-            dataclasses.replace(value, agents=agents) for value, agents in self._merged() if isinstance(value, Change)
-        )
+    def all(self) -> tuple[Finding, ...]:
+        """Give the findings, sorted by document and field."""
+        equal: dict[tuple[str, str, str], list[Finding]] = {}
+        for same in self._same.values():
+            first = same[0]
+            equal.setdefault((first.document, first.field, canonical_json(_sides(first))), []).extend(same)
+        return tuple(_merged(findings) for _, findings in sorted(equal.items()))
 
-    def _merged(self) -> list[tuple[Held | Change, tuple[str, ...]]]:
-        merged: dict[tuple[str, str, str], tuple[Held | Change, list[str]]] = {}
-        for entry in self._entries.values():
-            value = entry.value
-            seen = [value.before, value.after, value.wanted if isinstance(value, Held) else None]
-            key = (value.document, value.field, canonical_json(seen))
-            merged.setdefault(key, (value, []))[1].extend(entry.agents)
-        return [(value, tuple(sorted(agents))) for _, (value, agents) in sorted(merged.items(), key=lambda one: one[0])]
+
+def _sides(finding: Held | Change) -> list[Tree]:
+    return [finding.before, finding.after, *([finding.wanted] if isinstance(finding, Held) else [])]
+
+
+def _merged(findings: list[Finding]) -> Finding:
+    first = findings[0]
+    agents = tuple(sorted(agent for finding in findings for agent in finding.agents))
+    of_scope = first.document.startswith("egress/") and first.field == f"/{SCOPE}"
+    steps = first.steps
+    if of_scope:
+        # Each agent's part of the scope is a step of its own, and may be licensed by another statement.
+        each = {step.key: step for finding in findings for step in finding.steps}
+        steps = tuple(each[key] for key in sorted(each))
+
+    def side(applies: Tree) -> Tree:
+        return (list(agents) if applies else []) if of_scope else applies
+
+    if isinstance(first, Held):
+        before, after, wanted = side(first.before), side(first.after), side(first.wanted)
+        return dataclasses.replace(first, agents=agents, steps=steps, before=before, after=after, wanted=wanted)
+    grants = [grant for step in steps for grant in step.grants]
+    return dataclasses.replace(
+        first,
+        agents=agents,
+        steps=steps,
+        before=side(first.before),
+        after=side(first.after),
+        grants=tuple(sorted({grant.id for grant in grants})),
+        signers=tuple(sorted({signer for grant in grants for signer in grant.signers})),
+        tickets=tuple(sorted({grant.ticket for grant in grants})),
+    )

@@ -10,7 +10,7 @@ import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from reconciler.core.findings import PLATFORM, SCOPE, Change, Held, Ledger, Step, Teller, place_of
+from reconciler.core.findings import PLATFORM, SCOPE, Change, Held, Ledger, Teller, place_of
 from reconciler.core.grants import NOTHING, Action, Grant, Licence, licences
 from reconciler.core.memory import Memory, Unit, digest_of
 from reconciler.core.order import Difference, Group, Keyed, Leaf, Order, Walk, floor, order_of
@@ -20,6 +20,7 @@ from reconciler.core.schema import load_schema
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from reconciler.core.findings import Place
     from reconciler.core.load import Tree
     from reconciler.core.order import Path
     from reconciler.core.validate import Desired
@@ -117,8 +118,8 @@ class _Pass:
         )
         self._own_floor = self._bottom(self._orders.own)
         self._layer_floor = self._bottom(self._orders.layer)
-        self._held = Ledger()
-        self._changes = Ledger()
+        self._held: Ledger[Held] = Ledger()
+        self._changes: Ledger[Change] = Ledger()
         self._used: set[str] = set()
 
     def run(self) -> Outcome:
@@ -136,7 +137,7 @@ class _Pass:
         for name in sorted(before["agents"].keys() - agents.keys()):
             self._came_or_went(name, before["agents"][name]["own"], None)
         tree = {PLATFORM: platform, "agents": agents}
-        held = tuple(self._with_whole_scope(one, names) for one in self._held.held())
+        held = tuple(self._for_all(one, names) for one in self._held.all())
         waits = [[one.document, one.field, one.wanted, one.agents, [step.key for step in one.steps]] for one in held]
         digest = digest_of(waits) if held else ""
         return Outcome(
@@ -152,7 +153,7 @@ class _Pass:
             tree=tree,
             held=held,
             held_changed=digest != memory.held,
-            changes=self._changes.changes(),
+            changes=self._changes.all(),
             unused=tuple(sorted({grant.id for grant in self._live} - self._used)),
             alarm=self._alarm,
         )
@@ -223,39 +224,31 @@ class _Pass:
         self, order: Order, licence: Licence, agent: str | None, *, before: Tree, in_force: Tree, wanted: Tree
     ) -> None:
         """Note what is held, and what changed."""
+        agents = () if agent is None else (agent,)
         for one in self._walk.compare(order, in_force, wanted):
             steps = self._teller.steps(order, one, licence, agent)
             if not steps:
                 continue
             place = place_of(one.path, agent)
-            after, desired = _scope(one, agent)
-            held = Held(
-                document=place.document,
-                field=place.field,
-                before=after if place.field == f"/{SCOPE}" else _value(before, one.path),
-                after=after,
-                wanted=desired,
-                agents=() if agent is None else (agent,),
-                steps=steps,
+            after, desired = _sides(place, one)
+            self._held.add(
+                Held(
+                    document=place.document,
+                    field=place.field,
+                    before=after if place.of_scope else _value(before, one.path),
+                    after=after,
+                    wanted=desired,
+                    agents=agents,
+                    steps=steps,
+                )
             )
-            self._held.add(held)
         for one in self._walk.compare(order, before, in_force):
             steps = self._teller.steps(order, one, licence, agent)
             place = place_of(one.path, agent)
-            was, now = _scope(one, agent)
-            grants = [grant for step in steps for grant in step.grants]
-            change = Change(
-                document=place.document,
-                field=place.field,
-                before=was,
-                after=now,
-                agents=() if agent is None else (agent,),
-                steps=steps,
-                grants=tuple(sorted({grant.id for grant in grants})),
-                signers=tuple(sorted({signer for grant in grants for signer in grant.signers})),
-                tickets=tuple(sorted({grant.ticket for grant in grants})),
+            was, now = _sides(place, one)
+            self._changes.add(
+                Change(document=place.document, field=place.field, before=was, after=now, agents=agents, steps=steps)
             )
-            self._changes.add(change)
 
     def _reasons(
         self, order: Order, licence: Licence, agent: str | None, start: Tree, in_force: Tree
@@ -275,14 +268,12 @@ class _Pass:
     def _came_or_went(self, name: str, before: Tree, after: Tree) -> None:
         self._changes.add(Change(document=f"agents/{name}", field="", before=before, after=after, agents=(name,)))
 
-    def _with_whole_scope(self, held: Held, names: list[str]) -> Held:
-        """Give each agent that lost a layer its own step, or one step for all when the document is gone."""
-        if held.field != f"/{SCOPE}" or not held.steps:
+    def _for_all(self, held: Held, names: list[str]) -> Held:
+        """Ask for one grant when an egress document is gone that limited every agent, instead of one for each."""
+        gone = held.document.startswith("egress/") and held.document not in self._documents
+        if not gone or len(names) == 1 or list(held.agents) != names:
             return held
-        whom = list(held.agents)
-        values = ["*"] if held.document not in self._documents and len(whom) > 1 and whom == names else whom
-        steps: tuple[Step, ...] = tuple(dataclasses.replace(held.steps[0], value=value) for value in values)
-        return dataclasses.replace(held, before=whom, after=whom, wanted=[], steps=steps)
+        return dataclasses.replace(held, steps=(dataclasses.replace(held.steps[0], value="*"),))
 
 
 def _documents(desired: Desired, memory: Memory) -> dict[str, Tree]:
@@ -304,11 +295,9 @@ def _whole(name: str, wanted: Tree) -> Held:
     return Held(document=f"agents/{name}", field="", before=None, after=None, wanted=wanted, agents=(name,), steps=())
 
 
-def _scope(one: Difference, agent: str | None) -> tuple[Tree, Tree]:
-    """Give the two sides of a difference; of a layer that came or went, as the scope that one agent sees."""
-    if agent is not None and len(one.path) == len(("layers", "name")) and one.path[0] == "layers":
-        return ([agent] if one.before is not None else [], [agent] if one.after is not None else [])
-    return one.before, one.after
+def _sides(place: Place, one: Difference) -> tuple[Tree, Tree]:
+    """Give the two sides of a difference; of a layer that came or went, whether it applies."""
+    return (one.before is not None, one.after is not None) if place.of_scope else (one.before, one.after)
 
 
 def _value(tree: Tree, path: Path) -> Tree:

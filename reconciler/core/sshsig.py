@@ -59,7 +59,7 @@ class Signature:
     namespace: str
 
 
-class _Short(Exception):
+class _Short(Exception):  # noqa: N818 - private control flow of one parser: it never leaves this module
     """The bytes end too early, or go on too long."""
 
 

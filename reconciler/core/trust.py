@@ -18,7 +18,7 @@ NAMESPACE = "governance.weaken@ringfence.v1"
 """The namespace of a signature is the permission that it uses."""
 
 STATEMENT_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-_PRINCIPAL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,99}")
+PRINCIPAL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,99}")
 _OPTION = re.compile(r'([A-Za-z-]+)(?:="([^"]*)")?(?:,|\Z)')
 _NAMESPACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,99}")
 _TIME = re.compile(r"(\d{8})(\d{4}(?:\d{2})?)?Z", re.ASCII)
@@ -128,7 +128,7 @@ def _signers(file: str, data: bytes, problems: list[Problem]) -> tuple[Signer, .
 def _signer(line: str) -> Signer | Malformed:
     """Read one line: `principal namespaces="…"[,valid-after="…Z"][,valid-before="…Z"] type base64 [comment]`."""
     principal, *fields = re.split(r"[ \t]+", line)
-    if not _PRINCIPAL.fullmatch(principal):
+    if not PRINCIPAL.fullmatch(principal):
         return Malformed("principal", f"names {principal[:100]!r}: write one plain name, no pattern and no list")
     given: dict[str, str] | Malformed = {}
     if fields and ("=" in fields[0] or fields[0] == "cert-authority"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 from pathlib import Path
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from reconciler.backends.base import Backend
     from tests.rig import Rig
 
-OWNER = "tests"
+OWNER = f"tests-{os.getpid()}"
 
 
 @pytest.fixture(scope="session")

@@ -52,13 +52,16 @@ EVERYTHING = host(*BackendName)
         pytest.param(EVERYTHING, DIGEST, "container", "firecracker", id="the strongest"),
         pytest.param(host(BackendName.K8S, BackendName.DOCKER), DIGEST, "container", "k8s", id="gvisor over container"),
         pytest.param(
-            host(BackendName.K8S, BackendName.DOCKER, docker=Isolation.GVISOR), DIGEST, "gvisor", "k8s",
+            host(BackendName.K8S, BackendName.DOCKER, docker=Isolation.GVISOR),
+            DIGEST,
+            "gvisor",
+            "k8s",
             id="equal ones in the table's order",
         ),
         pytest.param(EVERYTHING, "host", "namespace", "bubblewrap", id="the host's image runs on bubblewrap only"),
         pytest.param(host(BackendName.DOCKER), DIGEST, "namespace", "docker", id="more than the minimum is fine"),
     ],
-)  # fmt: skip
+)
 def test_auto_takes_the_strongest_that_fits(
     probes: Mapping[BackendName, Probe], image: str, minimum: str, expected: str
 ) -> None:
@@ -70,24 +73,44 @@ def test_auto_takes_the_strongest_that_fits(
 @pytest.mark.parametrize(
     ("backend", "probes", "helper", "code", "says"),
     [
-        pytest.param("auto", host(), wants(DIGEST, "container"), "backend_missing", "install docker", id="nothing is there"),
         pytest.param(
-            "auto", host(BackendName.BUBBLEWRAP), wants("host", "container"), "isolation_too_low", "signed reason",
+            "auto", host(), wants(DIGEST, "container"), "backend_missing", "install docker", id="nothing is there"
+        ),
+        pytest.param(
+            "auto",
+            host(BackendName.BUBBLEWRAP),
+            wants("host", "container"),
+            "isolation_too_low",
+            "signed reason",
             id="all that is there isolates too little",
         ),
         pytest.param(
-            "auto", host(BackendName.BUBBLEWRAP), wants(DIGEST, "namespace"), "image_needs_backend", "image: host",
+            "auto",
+            host(BackendName.BUBBLEWRAP),
+            wants(DIGEST, "namespace"),
+            "image_needs_backend",
+            "image: host",
             id="all that is there runs other images",
         ),
         pytest.param(
-            "firecracker", host(BackendName.BUBBLEWRAP), wants("host", "namespace"), "backend_missing", "install firecracker",
+            "firecracker",
+            host(BackendName.BUBBLEWRAP),
+            wants("host", "namespace"),
+            "backend_missing",
+            "install firecracker",
             id="a named backend is never replaced",
         ),
-        pytest.param("docker", EVERYTHING, wants(DIGEST, "gvisor"), "isolation_too_low", "gvisor", id="named and too weak"),
-        pytest.param("docker", EVERYTHING, wants("host", "namespace"), "image_needs_backend", "digest", id="named, other image"),
-        pytest.param("docker", {}, wants(DIGEST, "container"), "backend_missing", "not probed", id="named and not probed"),
+        pytest.param(
+            "docker", EVERYTHING, wants(DIGEST, "gvisor"), "isolation_too_low", "gvisor", id="named and too weak"
+        ),
+        pytest.param(
+            "docker", EVERYTHING, wants("host", "namespace"), "image_needs_backend", "digest", id="named, other image"
+        ),
+        pytest.param(
+            "docker", {}, wants(DIGEST, "container"), "backend_missing", "not probed", id="named and not probed"
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_does_not_fit_is_refused_and_says_why(
     backend: str, probes: Mapping[BackendName, Probe], helper: Agent, code: str, says: str
 ) -> None:

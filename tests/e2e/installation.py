@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import shutil
 import signal
 import subprocess
@@ -13,6 +14,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from tests.e2e import traces
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from types import TracebackType
@@ -20,7 +23,9 @@ if TYPE_CHECKING:
     from tests.rig import Rig
 
 BIN = Path(sys.executable).parent
+CHECKOUT = Path(__file__).parents[2]
 NAMESPACE = "governance.weaken@ringfence.v1"
+DAEMON = (str(BIN / "ringfenced"),)
 
 
 class Installation:
@@ -46,6 +51,10 @@ class Installation:
         ):
             directory.mkdir(parents=True)
         self.host_config = self.root / "host.yaml"
+        # Uids of its own: whatever runs as one of them, wherever it has got to, was started by this installation.
+        lot = secrets.randbelow(50_000)
+        self.proxy_uid = 1_900_000_000 + lot
+        self.uids = range(2_000_000_000 + lot * 16, 2_000_000_000 + lot * 16 + 16)
         self.write_host(
             {
                 "version": 1,
@@ -56,7 +65,9 @@ class Installation:
                 "state": str(self.state),
                 "spool": str(self.spool),
                 "runtime": str(self.runtime),
-                "proxy_user": "64023",
+                "proxy_user": str(self.proxy_uid),
+                "uid_first": self.uids.start,
+                "uid_count": len(self.uids),
                 "resolvers": [rig.resolver],
                 **(settings or {}),
             }
@@ -105,6 +116,20 @@ class Installation:
         statement = self.policy / "reasons" / f"{identity}.yaml"
         self.ringfence("reason", "sign", str(statement), "--key", str(self.keys / signer), "--signer", signer)
 
+    def sign_missing(self, identity: str, *, why: str = "helper needs it for the invoice sync") -> None:
+        """Let `plan` write the statement that is missing as reasons/IDENTITY.yaml, and sign it as alice."""
+        statement = self.policy / "reasons" / f"{identity}.yaml"
+        self.ringfence("plan", "--emit-reason", str(statement), "--reason", why, expect=3)
+        self.sign(identity, statement.read_text("utf-8"))
+
+    def adopt(self, documents: Mapping[str, str]) -> None:
+        """Write a policy, sign all that it loosens as CHG-1, start the daemon and wait until sandboxes are on."""
+        for document, text in documents.items():
+            self.write(document, text)
+        self.sign_missing("CHG-1")
+        self.start()
+        self.eventually(lambda: bool(self.status()["policy"]["enabled"]), "the policy is in force")
+
     def ringfence(
         self, *arguments: str, expect: int | None = 0, timeout: float = 60
     ) -> subprocess.CompletedProcess[str]:
@@ -131,15 +156,16 @@ class Installation:
     def _config(self, arguments: Sequence[str]) -> list[str]:
         return [] if arguments[0] in {"reason", "check", "audit"} else ["--host-config", str(self.host_config)]
 
-    def start(self) -> None:
-        """Start `ringfenced` and wait until it has published its status."""
+    def start(self, program: Sequence[str] = DAEMON) -> None:
+        """Start `ringfenced`, or a composition root of a test, and wait until it has published its status."""
         before = self.status_time()
         with self.log.open("ab") as log:
             self.daemon = subprocess.Popen(
-                [*self.rig.enter, str(BIN / "ringfenced"), "--host-config", str(self.host_config)],
+                [*self.rig.enter, *program, "--host-config", str(self.host_config)],
                 stdout=log,
                 stderr=log,
                 stdin=subprocess.DEVNULL,
+                cwd=CHECKOUT,
             )
         self.eventually(
             lambda: self.alive() and self.status_time() > before, "the daemon publishes its status", timeout=20
@@ -203,6 +229,13 @@ class Installation:
         self.ringfence("submit", str(path))
         path.unlink()
 
+    def drop(self, stem: str, job: Mapping[str, object]) -> None:
+        """Deliver a job as root by hand, as Maildir does: written in tmp/, renamed into new/."""
+        directory = self.spool / "in" / "root"
+        path = directory / "tmp" / f"{stem}.yaml"
+        path.write_text(json.dumps({"version": 1, "kind": "job", **job}), "utf-8")
+        path.rename(directory / "new" / path.name)
+
     def result(self, stem: str, *, timeout: float = 60) -> dict[str, Any]:
         """Wait for the result of the job STEM."""
         path = self.done(stem) / "result.json"
@@ -215,18 +248,61 @@ class Installation:
         return self.spool / "done" / "root" / stem
 
     def run(self, stem: str, job: Mapping[str, object], *, timeout: float = 60) -> dict[str, Any]:
-        """Submit a job and wait for its result."""
-        self.submit(stem, job)
-        return self.result(stem, timeout=timeout)
+        """Drop a job, wait for its result and until the daemon is done with it."""
+        self.drop(stem, job)
+        result = self.result(stem, timeout=timeout)
+        self.settled(result["run"])
+        return result
+
+    def settled(self, run: str) -> None:
+        """Wait until a run that has its result is torn down and forgotten."""
+        self.eventually(lambda: not (self.spool / "claimed" / run).exists(), f"run {run} is torn down", timeout=20)
+
+    def live(self, stem: str, state: str = "started") -> dict[str, Any]:
+        """Wait until the run of the job STEM is in a state, and give what status.json says of it."""
+
+        def found() -> list[dict[str, Any]]:
+            return [one for one in self.status()["runs"] if (one["job"], one["state"]) == (stem, state)]
+
+        self.eventually(lambda: bool(found()), f"the run of {stem} is {state}", timeout=20)
+        return found()[0]
+
+    def cancel(self, stem: str) -> dict[str, Any]:
+        """Cancel the live run of the job STEM as its submitter, and give its result."""
+        run = self.live(stem)["run"]
+        self.drop(f"cancel-{stem}", {"kind": "cancel", "run": run})
+        result = self.result(stem)
+        self.settled(run)
+        return result
+
+    def output(self, stem: str) -> bytes:
+        """What the result of the job STEM keeps of its output."""
+        return (self.done(stem) / "output.log").read_bytes()
+
+    def traces(self) -> list[str]:
+        """Whatever there is of runs: processes, control groups, files; empty when no run is alive."""
+        return traces.look(self)
+
+    def gone(self, what: str, *, timeout: float = 10) -> None:
+        """Wait until there is no trace of a run."""
+        try:
+            self.eventually(lambda: not self.traces(), what, timeout=timeout)
+        except AssertionError as error:
+            raise AssertionError(f"{error}\nleft: {self.traces()}") from None
 
     def decisions(self, stem: str) -> list[dict[str, Any]]:
         """Every decision of the job STEM."""
         return [json.loads(line) for line in (self.done(stem) / "decisions.jsonl").read_text("utf-8").splitlines()]
 
-    def rows(self) -> list[dict[str, Any]]:
-        """Every audit row."""
+    def rows(self, event: str | None = None, *, run: str | None = None) -> list[dict[str, Any]]:
+        """Audit rows: all, or those of one event (without `agent_sandbox.`) and of one run."""
         path = self.state / "audit" / "audit.jsonl"
-        return [json.loads(line) for line in path.read_text("utf-8").splitlines()] if path.exists() else []
+        rows = [json.loads(line) for line in path.read_text("utf-8").splitlines()] if path.exists() else []
+        return [
+            row
+            for row in rows
+            if event in {None, str(row["event"]).removeprefix("agent_sandbox.")} and run in {None, row["run"]}
+        ]
 
     def eventually(self, holds: Callable[[], bool], what: str, *, timeout: float = 10) -> float:
         """Wait until `holds()`; returns the seconds that it took, raises with the daemon's log when it never does."""

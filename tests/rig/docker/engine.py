@@ -1,0 +1,352 @@
+"""Owns the life of one Docker engine in a rig's host namespace, and what a test asks of it; builds nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import platform
+import socket
+import subprocess
+import sys
+import time
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from tests.rig import network
+from tests.rig.docker import cache
+from tests.rig.docker.keeper import CGROUPS, remove_cgroups
+from tests.rig.rig import Rig
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+_HERE: Final = Path(__file__).parent
+_CGROUP: Final = "ringfence-"
+_NESTED: Final = ("--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "--propagation", "private")
+
+
+class Which(StrEnum):
+    """Which engine."""
+
+    CURRENT = "current"
+    """29, from Go modules."""
+    DEBIAN = "debian"
+    """20.10, from Debian 12's packages."""
+
+
+class Firewall(StrEnum):
+    """What the engine writes its own rules with; Debian's knows iptables alone."""
+
+    IPTABLES = "iptables"
+    NFTABLES = "nftables"
+
+
+class Store(StrEnum):
+    """Where the engine keeps images; Debian's knows the classic store alone."""
+
+    CONTAINERD = "containerd"
+    """What a fresh engine 29 has: an image's id is the digest of its manifest."""
+    CLASSIC = "classic"
+    """What an engine that was upgraded keeps: an image's id is the digest of its configuration."""
+
+
+class Runtime(StrEnum):
+    """The runtimes that both engines have."""
+
+    RUNC = "runc"
+    RUNSC = "runsc"
+
+
+class Engine:
+    """A context manager: inside it a Docker engine runs in the host namespace of a rig that is up. One a rig at a time.
+
+    Its data lie on a tmpfs of its own mount namespace, its processes in a pid namespace: nothing of it outlives `stop`,
+    nor this process, `kill -9` included. Raises RuntimeError with the daemons' logs when it does not start.
+    """
+
+    def __init__(
+        self,
+        rig: Rig,
+        *,
+        which: Which = Which.CURRENT,
+        firewall: Firewall = Firewall.IPTABLES,
+        store: Store | None = None,
+        rp_filter: int = 2,
+        bridge_nf: bool = False,
+        data_size: str = "4g",
+    ) -> None:
+        """Name the engine; nothing exists before `start` or `with`.
+
+        Args:
+            rig: a rig that is up.
+            which: the engine.
+            firewall: what it writes rules with.
+            store: where it keeps images; None: as it comes out of the box.
+            rp_filter: 0, 1 or 2 for the host: the kernel's default, what many distributions set, what systemd sets.
+            bridge_nf: whether bridged frames pass the firewall: true where the host has br_netfilter.
+            data_size: the most that images and containers may take, as tmpfs reads it.
+
+        Raises:
+            ValueError: Debian's engine was asked for what it does not have.
+        """
+        out_of_the_box = Store.CONTAINERD if which is Which.CURRENT else Store.CLASSIC
+        self.store: Store = out_of_the_box if store is None else store
+        if which is Which.DEBIAN and (firewall is not Firewall.IPTABLES or self.store is not Store.CLASSIC):
+            raise ValueError("Debian's engine has the iptables firewall and the classic store alone")
+        self.rig: Rig = rig
+        self.which: Which = which
+        self.firewall: Firewall = firewall
+        self.rp_filter: int = rp_filter
+        self.bridge_nf: bool = bridge_nf
+        self.directory: Path = rig.directory / "docker"
+        self.socket: Path = self.directory / "docker.sock"
+        self.base_url: str = f"unix://{self.socket}"
+        self.cgroup: str = f"{_CGROUP}{rig.instance.name}-docker"
+        self._data_size = data_size
+        self._keeper: subprocess.Popen[bytes] | None = None
+        self._pid: int | None = None
+        self._links: frozenset[str] = frozenset()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, _type: type[BaseException] | None, _value: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    # --- life ---------------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start both daemons and wait until the engine answers (about a second)."""
+        sweep()
+        self.directory.mkdir()
+        self._links = self._links_now()
+        self._configure_host()
+        argv = [*self.rig.enter, network.program("unshare"), *_NESTED, "--", sys.executable, str(_HERE / "host.py")]
+        try:
+            with (self.directory / "host.log").open("wb") as log:
+                self._keeper = subprocess.Popen(
+                    [sys.executable, str(_HERE / "keeper.py"), self.cgroup, *argv, json.dumps(self._settings())],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=log,
+                    start_new_session=True,  # a Ctrl-C at the terminal ends the parent, and that ends the engine
+                )
+            self.start_daemon("containerd")
+            self.start_daemon("dockerd")
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        """End the engine with all its containers at once, and bring the host namespace back to how it was found.
+
+        The sysctls stay. Raises RuntimeError when something of it is left.
+        """
+        keeper, self._keeper, self._pid = self._keeper, None, None
+        if keeper is not None and keeper.stdin is not None and keeper.stdout is not None:
+            keeper.stdin.close()
+            keeper.stdout.close()
+            keeper.wait(timeout=60)
+            if keeper.returncode:
+                raise RuntimeError(f"the engine left something behind:\n{self.logs()}")
+        for link in self._links_now() - self._links:
+            self.rig.run([network.program("ip"), "link", "delete", link])
+        self.tool("nft", "flush", "ruleset")
+
+    def start_daemon(self, name: str) -> None:
+        """Start `containerd` or `dockerd` (again), and wait until it serves; raises RuntimeError with the logs."""
+        self._order(f"start {name}")
+        if name == "dockerd":
+            end = time.monotonic() + 60
+            while not self._answers():
+                if time.monotonic() > end:
+                    raise RuntimeError(f"the engine does not answer:\n{self.logs()}")
+                time.sleep(0.05)
+
+    def kill_daemon(self, name: str) -> None:
+        """End `containerd` or `dockerd` by SIGKILL; the containers live on."""
+        self._order(f"kill {name}")
+
+    def stop_daemon(self, name: str) -> None:
+        """End `containerd` or `dockerd` by SIGTERM: dockerd stops its containers first."""
+        self._order(f"stop {name}")
+
+    def _order(self, order: str) -> None:
+        keeper = self._keeper
+        if keeper is None or keeper.stdin is None or keeper.stdout is None:
+            raise RuntimeError("the engine is not up")
+        with contextlib.suppress(BrokenPipeError):
+            keeper.stdin.write(order.encode() + b"\n")
+            keeper.stdin.flush()
+        if keeper.stdout.readline() != b"done\n":
+            raise RuntimeError(f"the engine's host ended at `{order}`:\n{self.logs()}")
+
+    # --- what a test asks of it ---------------------------------------------------------------------------------------
+
+    def docker(
+        self, *arguments: str | Path, stdin: str = "", timeout_s: float = 60.0, check: bool = False
+    ) -> subprocess.CompletedProcess[str]:
+        """Run the command-line client (Debian's, which speaks to both engines).
+
+        Raises RuntimeError with its words when `check` and it fails; TimeoutExpired.
+        """
+        done = subprocess.run(
+            [str(cache.packages().path / "debian/usr/bin/docker"), *map(str, arguments)],
+            env={"DOCKER_HOST": self.base_url, "DOCKER_CONFIG": str(self.directory / "client"), "PATH": "/usr/bin"},
+            input=stdin,
+            text=True,
+            errors="replace",
+            capture_output=True,
+            timeout=timeout_s,
+            check=False,
+        )
+        if check and done.returncode:
+            raise RuntimeError(f"docker {' '.join(map(str, arguments))}: {done.stderr.strip()}")
+        return done
+
+    def get(self, path: str) -> Any:
+        """Ask the engine's API, unversioned path (`/info`), and return its JSON; raises OSError, RuntimeError."""
+        connection = _UnixConnection(self.socket)
+        try:
+            connection.request("GET", path)
+            response = connection.getresponse()
+            body = response.read()
+        finally:
+            connection.close()
+        if response.status != http.client.OK:
+            raise RuntimeError(f"GET {path}: {response.status} {body.decode(errors='replace').strip()}")
+        return json.loads(body)
+
+    def load(self, archive: Path) -> str:
+        """Load a docker-archive; returns the id that this engine gives the image (`sha256:...`)."""
+        said = self.docker("load", "--quiet", "--input", archive, timeout_s=120, check=True).stdout
+        name = said.partition(": ")[2].strip()
+        return str(self.get(f"/images/{name}/json")["Id"])
+
+    @property
+    def enter(self) -> tuple[str, ...]:
+        """The argv prefix that runs a program beside dockerd: same network, mounts, pids.
+
+        For a program that reads /proc of a container by the pid that `inspect` tells; it ends with the engine.
+        """
+        return (network.program("nsenter"), f"--target={self.pid}", "--net", "--mount", "--pid", "--")
+
+    @property
+    def pid(self) -> int:
+        """The pid, seen from here, of process 1 of the engine's pid namespace."""
+        if self._pid is None:
+            if self._keeper is None:
+                raise RuntimeError("the engine is not up")
+            pid = self._keeper.pid
+            # keeper -> unshare (nsenter became it) -> process 1
+            for _ in range(2):
+                (pid,) = map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
+            self._pid = pid
+        return self._pid
+
+    def tool(self, name: str, *arguments: str, stdin: str = "") -> str:
+        """Run nft, iptables or the like in the host namespace and return its output; raises RuntimeError."""
+        done = self.rig.run([name, *arguments], env=self._environment(), stdin=stdin.encode())
+        if done.returncode:
+            raise RuntimeError(f"{name} {' '.join(arguments)}: {done.stderr.decode().strip()}")
+        return done.stdout.decode()
+
+    def logs(self) -> str:
+        """Return the last lines of what the daemons wrote."""
+        names = ("host", "containerd", "dockerd")
+        texts = {name: self.directory / f"{name}.log" for name in names}
+        return "\n".join(
+            f"--- {name}\n" + "\n".join(path.read_text(errors="replace").splitlines()[-15:])
+            for name, path in texts.items()
+            if path.exists()
+        )
+
+    # --- how it is set up ---------------------------------------------------------------------------------------------
+
+    def _environment(self) -> dict[str, str]:
+        """Both engines find their tools and libraries where they were unpacked, before the machine's own."""
+        packages, go = cache.packages().path, cache.go().path
+        places = {Which.CURRENT: [], Which.DEBIAN: [packages / "debian"]}[self.which] + [packages / "tools"]
+        multiarch = f"{platform.machine()}-linux-gnu"
+        first = [go / "bin"] if self.which is Which.CURRENT else []
+        programs = [*first, *(place / "usr" / each for place in places for each in ("sbin", "bin"))]
+        libraries = [place / each / multiarch for place in places for each in ("lib", "usr/lib")]
+        return {
+            "PATH": ":".join([*map(str, programs), os.defpath, "/usr/sbin:/sbin"]),
+            "LD_LIBRARY_PATH": ":".join(map(str, libraries)),
+            "XTABLES_LIBDIR": str(packages / "tools" / "usr/lib" / multiarch / "xtables"),
+        }
+
+    def _settings(self) -> dict[str, object]:
+        config: dict[str, object] = (
+            {
+                "firewall-backend": self.firewall.value,
+                "features": {"containerd-snapshotter": self.store is Store.CONTAINERD},
+            }
+            if self.which is Which.CURRENT
+            else {"deprecated-key-path": str(self.directory / "key.json")}
+        )
+        return {
+            "directory": str(self.directory),
+            "socket": str(self.socket),
+            "resolver": self.rig.resolver.partition(":")[0],
+            "cgroup": self.cgroup,
+            "runsc": str(cache.go().path / "bin" / "runsc"),
+            "data_size": self._data_size,
+            "environment": self._environment(),
+            "config": config,
+        }
+
+    def _configure_host(self) -> None:
+        """Set what the root namespace of an ordinary Docker host has."""
+        values = {
+            "net.ipv4.ip_forward": 1,
+            "net.ipv6.conf.all.forwarding": 1,
+            "net.ipv4.conf.all.rp_filter": self.rp_filter,
+            "net.ipv4.conf.default.rp_filter": self.rp_filter,
+        }
+        if Path("/proc/sys/net/bridge").is_dir():  # br_netfilter, per network namespace
+            values |= {f"net.bridge.bridge-nf-call-{each}": int(self.bridge_nf) for each in ("iptables", "ip6tables")}
+        done = self.rig.run([network.program("sysctl"), "-qw", *(f"{key}={value}" for key, value in values.items())])
+        if done.returncode:
+            raise RuntimeError(f"sysctl: {done.stderr.decode().strip()}")
+
+    def _links_now(self) -> frozenset[str]:
+        listed = json.loads(self.rig.run([network.program("ip"), "-json", "link"]).stdout)
+        return frozenset(link["ifname"] for link in listed)
+
+    def _answers(self) -> bool:
+        with contextlib.suppress(OSError, RuntimeError, http.client.HTTPException):
+            self.get("/version")
+            return True
+        return False
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    """HTTP over a unix socket."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__("engine", timeout=30)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(str(self._path))
+
+
+def sweep() -> tuple[str, ...]:
+    """Remove the cgroups of engines whose owner and keeper are both dead; returns their names."""
+    present = {path.name for pattern in (f"{_CGROUP}*-docker", f"*/{_CGROUP}*-docker") for path in CGROUPS.glob(pattern)}
+    dead = sorted(
+        name for name in present if network.abandoned(name.removeprefix(_CGROUP).removesuffix("-docker"))
+    )
+    for name in dead:
+        remove_cgroups(name)
+    return tuple(dead)
