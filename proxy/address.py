@@ -44,10 +44,10 @@ class Network:
     prefix: int
 
     def __contains__(self, address: Address) -> bool:
-        if len(address) != len(self.base):
+        whole, rest = divmod(self.prefix, 8)
+        if len(address) != len(self.base) or address[:whole] != self.base[:whole]:
             return False
-        shift = 8 * len(address) - self.prefix
-        return int.from_bytes(address, "big") >> shift == int.from_bytes(self.base, "big") >> shift
+        return not rest or (address[whole] ^ self.base[whole]) >> (8 - rest) == 0
 
     def __str__(self) -> str:
         return f"{text_of(self.base)}/{self.prefix}"

@@ -34,6 +34,7 @@ USAGE = 64
 UNUSABLE = 2
 DRAIN_S = 5.0
 FLUSH_S = 2.0
+MAX_REPORTS = 20
 STDIN, STDOUT = 0, 1
 
 
@@ -64,12 +65,13 @@ class Process:
         self._server: Server | None = None
         self._failure: str | None = None
         self._swept = 0
+        self._reports = 0
 
     async def run(self) -> int:
         """Serve until something ends it; the exit status is 0, or 2 when it never served."""
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(number, self._stop, Stopped.SIGTERM)
-        self._loop.set_exception_handler(_report)
+        self._loop.set_exception_handler(self._caught)
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._serve(tasks))
@@ -96,7 +98,7 @@ class Process:
         if isinstance(listener, NoListener):
             self._fail(listener.message)
             return
-        server = Server(first, self._decisions, self._interfaces, tasks)
+        server = Server(first, self._decisions, self._interfaces, tasks, self._report)
         address = listener.getsockname()
         if first.canary is not None:
             canary = socket.create_server((address[0], first.canary), family=listener.family)
@@ -166,6 +168,21 @@ class Process:
         self._decisions.flush()
         self._line({"kind": "stopped", "code": stopped})
 
+    def _caught(self, _: asyncio.AbstractEventLoop, context: Mapping[str, object]) -> None:
+        """Take what the loop caught. The connection that it happened on is closed by the loop."""
+        broken = context.get("exception")
+        self._report(broken if isinstance(broken, BaseException) else RuntimeError(context.get("message")))
+
+    def _report(self, broken: BaseException) -> None:
+        """Say on stderr where the proxy itself failed, but not for ever: nobody may be reading.
+
+        The exception's own text is left out, because it may hold what came over the wire.
+        """
+        self._reports += 1
+        if self._reports <= MAX_REPORTS:
+            traceback.print_tb(broken.__traceback__, file=sys.stderr)
+            sys.stderr.write(f"ringfence-proxy: {type(broken).__name__}\n")
+
     def _arrived(self, peer: str) -> None:
         self._line({"kind": "canary", "peer": peer})
 
@@ -179,14 +196,6 @@ class Process:
     def _stop(self, code: Stopped) -> None:
         if not self._end.done():
             self._end.set_result(code)
-
-
-def _report(_: asyncio.AbstractEventLoop, context: Mapping[str, object]) -> None:
-    """Say on stderr what the loop caught. The connection that it happened on is closed by the loop."""
-    broken = context.get("exception")
-    sys.stderr.write(f"ringfence-proxy: {context.get('message')}\n")
-    if isinstance(broken, BaseException):
-        traceback.print_exception(type(broken), None, broken.__traceback__, file=sys.stderr)
 
 
 def _shown(address: Sequence[object]) -> str:

@@ -8,13 +8,12 @@ from __future__ import annotations
 import asyncio
 import resource
 import secrets
-import sys
-import traceback
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from proxy.connection import UNWRITABLE, Connection
+from proxy.client import UNWRITABLE, Client
+from proxy.connection import Connection
 from proxy.decision import Code, Deny, Resolve, Target, decide_addresses, decide_name
 from proxy.dial import dial, peer_of
 from proxy.dns_message import Failure
@@ -22,6 +21,7 @@ from proxy.resolver import TOTAL_DEADLINE_S, Resolver
 
 if TYPE_CHECKING:
     import socket
+    from collections.abc import Callable
 
     from proxy.address import Address
     from proxy.interfaces import Interfaces
@@ -64,10 +64,12 @@ class Server:
         decisions: Decisions,
         interfaces: Interfaces,
         tasks: asyncio.TaskGroup,
+        report: Callable[[BaseException], None],
     ) -> None:
         self.policy = policy
         self.decisions = decisions
         self.tasks = tasks
+        self.report = report
         self.loop = asyncio.get_running_loop()
         self.now = self.loop.time
         self.via = b"rf-" + secrets.token_hex(8).encode("ascii")
@@ -75,8 +77,8 @@ class Server:
         self.draining = False
         self._interfaces = interfaces
         self._resolver = Resolver(tasks)
-        self._connections: set[Connection] = set()
-        self._turned_away: set[Connection] = set()
+        self._connections: set[Client] = set()
+        self._turned_away: set[Client] = set()
         self._listeners: list[asyncio.Server] = []
         self._empty = asyncio.Event()
         self._descriptors = _raise_descriptors()
@@ -94,7 +96,7 @@ class Server:
         for connection in tuple(self._connections):
             connection.reconsider(policy)
 
-    def admit(self, connection: Connection) -> Deny | None:
+    def admit(self, connection: Client) -> Deny | None:
         """Count a new connection in, or say why it is turned away."""
         cap = min(self.policy.connections, self._descriptors // DESCRIPTORS_A_CONNECTION)
         if not self.decisions.crowded and len(self._connections) < cap:
@@ -108,7 +110,7 @@ class Server:
             return UNWRITABLE
         return Deny(Code.TOO_MANY_CONNECTIONS, f"there are {cap} connections already, which is this sandbox's limit")
 
-    def release(self, connection: Connection) -> None:
+    def release(self, connection: Client) -> None:
         """Count a connection out."""
         self._connections.discard(connection)
         self._turned_away.discard(connection)
@@ -152,10 +154,6 @@ class Server:
             return resolved
         decided = decide_addresses(policy, resolved, [address], local=self._interfaces.addresses())
         return decided if isinstance(decided, Deny) else None
-
-    def report(self, broken: BaseException) -> None:
-        """Say on stderr where the proxy itself failed. Tracebacks hold code, not what went over the wire."""
-        traceback.print_exception(type(broken), None, broken.__traceback__, file=sys.stderr)
 
     async def drain(self, deadline_s: float) -> None:
         """Stop accepting, let what is running end until the deadline, then close it."""

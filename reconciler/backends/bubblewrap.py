@@ -16,6 +16,7 @@ import anyio
 from proxy.policy import ProxyPolicy
 from reconciler.backends import bwrap_launch, bwrap_surroundings, leftovers
 from reconciler.backends.base import ExitCode, Launch, LaunchRefused, Observer, Planned, Reaped, Sandbox, Stream
+from reconciler.backends.cgroup import NoCgroup
 from reconciler.backends.steps import Steps
 from reconciler.core.choose import HOST_IMAGE, Available, BackendName, Isolation, Missing, Probe
 from reconciler.core.policy import Limits
@@ -147,10 +148,9 @@ class Bubblewrap:
 
     async def reap(self, live: frozenset[str]) -> tuple[Reaped, ...]:
         """Remove what an earlier daemon of this owner left, and what is past its time. Idempotent."""
-        found = self._surroundings or bwrap_surroundings.look(self._host)
-        roots = {} if isinstance(found, Missing) else found.roots
+        roots = bwrap_surroundings.control_groups()
         return await leftovers.reap(
-            roots=roots,
+            roots={} if isinstance(roots, NoCgroup) else roots,
             group=self._group,
             folder=self._folder,
             live=live | self._active,

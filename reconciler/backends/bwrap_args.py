@@ -85,7 +85,7 @@ def fence(*, user: int, memory: int, host: HostRoot, files: Mapping[str, bytes],
 def unusable_name(name: str) -> bool:
     """Say whether an input file's name is something else than a plain relative path."""
     path = PurePosixPath(name)
-    return not name or path.is_absolute() or ".." in path.parts or str(path) != name or not name.isprintable()
+    return not path.parts or path.is_absolute() or ".." in path.parts or str(path) != name or not name.isprintable()
 
 
 def arguments(made: Fence, descriptors: Descriptors) -> tuple[str, ...]:

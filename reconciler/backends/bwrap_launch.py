@@ -6,7 +6,6 @@ Does not undo (the steps do), does not run the command, does not probe.
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 import json
 import secrets
 import socket
@@ -53,7 +52,6 @@ _OWN_PROCESSES = 2
 """bwrap's outer process and its init, beside the command's."""
 _PROXY_MEMORY, _PROXY_PIDS, _PROXY_CPUS = 256 * 1024 * 1024, 16, 1.0
 _PROXY = f"{bwrap_args.PROXY_ADDRESS[0]}:{bwrap_args.PROXY_ADDRESS[1]}"
-_DNS_PORT = 53
 _NAMED_FAILURES = 5
 
 
@@ -71,7 +69,6 @@ async def build(
     site: Site, launch: Launch, observer: Observer, steps: Steps, tasks: TaskGroup
 ) -> BwrapSandbox | LaunchRefused:
     """Take the steps in their order; whatever was taken is undone by the caller."""
-    found = site.surroundings
     if refused := _unusable(launch):
         return refused
     uid = steps.take("uid", _uid(site.host))
@@ -84,7 +81,29 @@ async def build(
     beside = await steps.take_async("proxy cgroup", _cgroup(site, launch, "proxy"))
     beside.limit(memory=_PROXY_MEMORY, pids=_PROXY_PIDS, cpus=_PROXY_CPUS)
     addresses = host_network.addresses()
-    canaries = steps.take("canaries", canary.open_canaries(folder, addresses))
+    # Only until the gate has been heard: afterwards whoever scans this host would find them.
+    with canary.open_canaries(folder, addresses) as canaries:
+        steps.done("canaries")
+        place = _Place(uid=uid, inside=inside, beside=beside, canaries=canaries, addresses=addresses)
+        return await _raise(site, launch, observer, steps, tasks, place=place)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Place:
+    """What stands when the fence itself is raised; `inside` and `beside`: the sandbox's control group, the proxy's."""
+
+    uid: int
+    inside: Cgroup
+    beside: Cgroup
+    canaries: canary.Canaries
+    addresses: tuple[str, ...]
+
+
+async def _raise(
+    site: Site, launch: Launch, observer: Observer, steps: Steps, tasks: TaskGroup, *, place: _Place
+) -> BwrapSandbox | LaunchRefused:
+    """Start the proxy and the sandbox, have the listener handed out, hear the gate."""
+    found, limits, uid, inside = site.surroundings, launch.limits, place.uid, place.inside
     handed_out, received = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     with handed_out, received:
         door = await steps.take_async(
@@ -93,7 +112,7 @@ async def build(
                 launch.proxy,
                 user=site.host.proxy_user,
                 receive=received,
-                cgroup=beside,
+                cgroup=place.beside,
                 tasks=tasks,
                 decided=observer.decision,
             ),
@@ -134,12 +153,12 @@ async def build(
         namespaces={},
         daemon_namespaces=bwrap_proof.namespaces("thread-self"),
     )
-    question = _question(site.host, launch, canaries.targets, addresses)
+    question = _question(site.host, launch, place.canaries.targets, place.addresses)
     await process.say(question.to_object())
     if unready := await door.until_ready(_READY_S):
         return LaunchRefused(code="proxy_failed", message=f"{unready.message} {process.diagnostics}".strip())
     steps.done("listener handed out")
-    proven = await _prove(process, inside, expected, canaries, question)
+    proven = await _prove(process, inside, expected, place.canaries, question)
     if isinstance(proven, LaunchRefused):
         return proven
     steps.done("gate")
@@ -155,8 +174,6 @@ def _question(
     host: Host, launch: Launch, canaries: tuple[Target, ...], addresses: tuple[str, ...]
 ) -> gate_targets.Question:
     challenge = secrets.token_hex(16)
-    resolvers = [_endpoint(text) for text in host.resolvers]
-    resolvers += [(address, _DNS_PORT) for address in host_network.nameservers()]
     own = {bwrap_args.PROXY_ADDRESS}
     return gate_targets.Question(
         proxy=_PROXY,
@@ -165,7 +182,7 @@ def _question(
         targets=gate_targets.targets(
             canaries=canaries,
             addresses=addresses,
-            nameservers=[*launch.proxy.resolvers, *resolvers],
+            nameservers=[*launch.proxy.resolvers, *host_network.resolvers(host.resolvers)],
             neighbours=[neighbour for neighbour in launch.neighbours if neighbour not in own],
         ),
         rounds=_GATE_ROUNDS,
@@ -270,15 +287,6 @@ def _program(name: str) -> bytes:
 
 def _own_mounts() -> tuple[mountinfo.Mount, ...]:
     return mountinfo.parse(Path("/proc/thread-self/mountinfo").read_text("utf-8", "surrogateescape"))
-
-
-def _endpoint(text: str) -> tuple[str, int]:
-    """Read a resolver of the host settings: an address, or `address:port` with `[...]` round an IPv6 one."""
-    try:
-        return str(ipaddress.ip_address(text)), _DNS_PORT
-    except ValueError:
-        address, _, port = text.rpartition(":")
-        return address.strip("[]"), int(port)
 
 
 def _gate_message(failures: tuple[str, ...], diagnostics: str) -> str:

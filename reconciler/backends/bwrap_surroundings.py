@@ -72,7 +72,7 @@ def look(host: Host) -> Surroundings | Missing:
             "no_proxy_user",
             f"proxies cannot run as {host.proxy_user}: useradd --system ringfence, and name that in host.yaml",
         )
-    roots = find(Path("/proc/self/mountinfo").read_text("utf-8", "surrogateescape"))
+    roots = control_groups()
     if isinstance(roots, NoCgroup):
         return _missing("no_cgroup", roots.message)
     program = compile_filter()
@@ -80,6 +80,11 @@ def look(host: Host) -> Surroundings | Missing:
         return _missing("no_seccomp", program.message)
     versions = {"bubblewrap": _version(bwrap), "kernel": platform.release(), "python": _version(host.python)}
     return Surroundings(bwrap=bwrap, roots=roots, seccomp=program, versions=versions)
+
+
+def control_groups() -> Mapping[str, Root] | NoCgroup:
+    """Find this host's control groups."""
+    return find(Path("/proc/self/mountinfo").read_text("utf-8", "surrogateescape"))
 
 
 def _version(program: str) -> str:

@@ -7,7 +7,12 @@ from __future__ import annotations
 
 import ipaddress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_DNS_PORT = 53
 _V6_LINK_LOCAL = ipaddress.IPv6Network("fe80::/10")
 
 
@@ -61,3 +66,21 @@ def nameservers(path: Path = Path("/etc/resolv.conf")) -> tuple[str, ...]:
             except ValueError:
                 continue
     return tuple(found)
+
+
+def resolvers(settings: Sequence[str], found: Sequence[str] | None = None) -> tuple[tuple[str, int], ...]:
+    """Give address and port of every resolver that this host uses: those of its settings and of resolv.conf.
+
+    A setting is an address, or `address:port` with `[...]` round an IPv6 one.
+    """
+    endpoints = [_endpoint(text) for text in settings]
+    endpoints += [(address, _DNS_PORT) for address in (nameservers() if found is None else found)]
+    return tuple(dict.fromkeys(endpoints))
+
+
+def _endpoint(text: str) -> tuple[str, int]:
+    try:
+        return str(ipaddress.ip_address(text)), _DNS_PORT
+    except ValueError:
+        address, _, port = text.rpartition(":")
+        return str(ipaddress.ip_address(address.strip("[]"))), int(port)

@@ -44,13 +44,17 @@ def allocate(folder: Path, *, first: int, count: int) -> Iterator[int | NoUid]:
 
 
 def processes(uid: int) -> tuple[int, ...]:
-    """List the processes that run as `uid` now; a leftover must not share its uid with a new sandbox."""
+    """List the processes that run as `uid` now; a leftover must not share its uid with a new sandbox.
+
+    One that has ended and only waits for its parent to notice runs no more.
+    """
     found = []
     for entry in os.scandir("/proc"):
         if entry.name.isdecimal():
             # Not the owner of the directory: that is root's while a process may not be dumped (proc_pid(5)).
             with contextlib.suppress(OSError):
                 status = Path(entry.path, "status").read_text("utf-8", "replace")
-                if str(uid) in status.partition("\nUid:\t")[2].partition("\n")[0].split():
+                ended = status.partition("\nState:\t")[2][:1] in ("Z", "X")
+                if not ended and str(uid) in status.partition("\nUid:\t")[2].partition("\n")[0].split():
                     found.append(int(entry.name))
     return tuple(found)

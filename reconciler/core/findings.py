@@ -14,9 +14,9 @@ from reconciler.core.order import Difference, Leaf, Loosening, Order, covering, 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from reconciler.core.directions import Path
     from reconciler.core.grants import Action, Grant, Licence
     from reconciler.core.load import Tree
-    from reconciler.core.order import Path
 
 PLATFORM = "platform"
 SCOPE = "agents"
@@ -196,7 +196,9 @@ class Ledger(Generic[Finding]):
         equal: dict[tuple[str, str, str], list[Finding]] = {}
         for same in self._same.values():
             first = same[0]
-            equal.setdefault((first.document, first.field, canonical_json(_sides(first))), []).extend(same)
+            # The last two: of what is held, what was in force before may differ from agent to agent.
+            key = (first.document, first.field, canonical_json(_sides(first)[-2:]))
+            equal.setdefault(key, []).extend(same)
         return tuple(_merged(findings) for _, findings in sorted(equal.items()))
 
 

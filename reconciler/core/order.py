@@ -6,63 +6,29 @@ There is no code for any field here. A field without `x-loosens` counts as `any`
 
 from __future__ import annotations
 
-import functools
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from reconciler.core.grants import Action, Grant, Licence
-from reconciler.core.resolve import default
-from reconciler.core.rules import Covered, Numbers, Ranked, Rule, Silent, Step, Unordered, Words
-from reconciler.core.sets import set_function
+from reconciler.core.directions import Group, Keyed, Leaf, Order, Path, find, floor, key_action, order_of, usable
+from reconciler.core.rules import Silent, Step, Unordered
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
+    from reconciler.core.grants import Grant, Licence
     from reconciler.core.load import Tree
-    from reconciler.core.schema import Node, Schema
 
-NEVER_APPROVED = 1_000_000
-"""More approvals than there can be: what `x-approvals: never` costs."""
-
-Path = tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Leaf:
-    """One field: its rule, what its weakening costs and why it is one, and its schema."""
-
-    rule: Rule
-    approvals: int
-    why: str
-    node: Node = field(repr=False)
-    default: Tree = None
-
-
-@dataclass(frozen=True, slots=True)
-class Group:
-    """An object with fixed fields."""
-
-    fields: Mapping[str, Order]
-
-
-@dataclass(frozen=True, slots=True)
-class Keyed:
-    """A map by name. It loosens when a key is added or, with `removing`, removed; values recurse.
-
-    A value that is added starts at `floor`, the resolved empty value. With `shared` values are the same objects in many
-    documents, and a walk compares each pair of them once.
-    """
-
-    value: Order
-    floor: Tree
-    removing: bool
-    approvals: int
-    why: str
-    node: Node = field(repr=False)
-    shared: bool = False
-
-
-Order = Leaf | Group | Keyed
+__all__ = [
+    "Difference",
+    "Group",
+    "Keyed",
+    "Leaf",
+    "Loosening",
+    "Order",
+    "Walk",
+    "covering",
+    "find",
+    "floor",
+    "order_of",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,94 +58,6 @@ class Difference:
     def field(self, loosening: Loosening) -> Path:
         """Give the path of the field, or map, that a loosening is in."""
         return self.path[:-1] if loosening.of_key else self.path + loosening.below
-
-
-@functools.cache
-def order_of(schema: Schema) -> Group:
-    """Compile the order of a schema, once. ValueError or TypeError when its `x-loosens` mean nothing."""
-    order = compile_order(schema.root)
-    if not isinstance(order, Group):
-        raise TypeError(f"schema {schema.kind} is not an object with fields")
-    return order
-
-
-def compile_order(node: Node) -> Order:
-    """Compile the order of one node of a schema."""
-    approvals = node.get("x-approvals", 1)
-    cost = NEVER_APPROVED if approvals == "never" else int(approvals)
-    why = node.get("x-why", "")
-    if "properties" in node:
-        return Group({name: compile_order(child) for name, child in node["properties"].items()})
-    values = node.get("additionalProperties")
-    loosens = node.get("x-loosens")
-    if isinstance(values, dict) and loosens in ("adding-key", "removing-key"):
-        return Keyed(compile_order(values), default(values), loosens == "removing-key", cost, why, node)
-    return Leaf(_rule(node, loosens), cost, why, node, default(node))
-
-
-def _rule(node: Node, loosens: Any) -> Rule:
-    match loosens:
-        case "up" | "down":
-            return Ranked(Numbers(down=loosens == "down"))
-        case {"flag": bool(loose)}:
-            return Ranked(Words((not loose, loose)))
-        case {"chain": list(line)}:
-            return Ranked(Words(tuple(line)))
-        case {"set": _, "by": ("adding" | "removing") as way}:
-            function = set_function(loosens)
-            if function is not None:
-                return Covered(function, way == "removing")
-        case "never" | "identity":
-            return Silent(identity=loosens == "identity")
-        case "any" | None:
-            return Unordered(default(node))
-        case _:
-            pass
-    raise ValueError(f"x-loosens means nothing: {loosens!r}")
-
-
-def floor(order: Order) -> Tree:
-    """Give the resolved empty document: each field's default, None where it has none."""
-    match order:
-        case Group(fields):
-            return {name: floor(child) for name, child in fields.items()}
-        case Keyed():
-            return {}
-        case Leaf():
-            return order.default
-
-
-def find(order: Order, path: Path) -> Leaf | Keyed | None:
-    """Give what stands at a path; None when nothing with a rule does."""
-    for token in path:
-        match order:
-            case Group(fields) if token in fields:
-                order = fields[token]
-            case Keyed():
-                order = order.value
-            case _:
-                return None
-    return None if isinstance(order, Group) else order
-
-
-def cost(order: Leaf | Keyed, action: Action, item: Tree) -> int:
-    """Say how many approvals letting `item` happen to a field costs."""
-    if isinstance(order, Leaf) and isinstance(order.rule, Covered) and action is Action.ADD:
-        return max(order.approvals, order.rule.function.elements.approvals(item))
-    return order.approvals
-
-
-def usable(order: Leaf | Keyed, grants: Iterable[Grant]) -> tuple[Grant, ...]:
-    """Give the grants that say what such a field's grant says and carry the approvals that it costs."""
-    wanted = action_of(order)
-    return tuple(
-        grant for grant in grants if grant.action is wanted and grant.approved_by(cost(order, grant.action, grant.item))
-    )
-
-
-def action_of(order: Leaf | Keyed) -> Action | None:
-    """Say what a grant for such a field says; None when it needs no grant or none can help."""
-    return order.rule.action if isinstance(order, Leaf) else _key_action(order)
 
 
 class Walk:
@@ -308,7 +186,7 @@ class Walk:
             return tuple(_below(key, difference) for difference in found)
         itself: tuple[Loosening, ...] = ()
         if (key in before) == order.removing:
-            itself = (Loosening(Step(_key_action(order), key), order.approvals, order.why, of_key=True),)
+            itself = (Loosening(Step(key_action(order), key), order.approvals, order.why, of_key=True),)
         if key in before:
             return (Difference((key,), before[key], None, itself),)
         if order.removing:
@@ -319,6 +197,8 @@ class Walk:
             for difference in self.compare(order.value, order.floor, after[key])
             for one in difference.loosenings
         )
+        if not inside and self.blocked(order.value, after[key]):
+            return (Difference((key,), None, after[key], ()),)  # a key without a value in force lets nothing happen
         return (Difference((key,), None, after[key], inside or itself),)
 
     def blocked(self, order: Order, tree: Tree) -> tuple[Path, ...]:
@@ -374,10 +254,6 @@ def _at(tree: Tree, name: str, child: Order) -> Tree:
 
 def _below(token: str, found: Difference) -> Difference:
     return Difference((token, *found.path), found.before, found.after, found.loosenings)
-
-
-def _key_action(order: Keyed) -> Action:
-    return Action.REMOVE if order.removing else Action.ADD
 
 
 def covering(order: Order, licence: Licence, path: Path, loosening: Loosening) -> tuple[Grant, ...]:

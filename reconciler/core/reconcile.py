@@ -20,9 +20,9 @@ from reconciler.core.schema import load_schema
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from reconciler.core.directions import Path
     from reconciler.core.findings import Place
     from reconciler.core.load import Tree
-    from reconciler.core.order import Path
     from reconciler.core.validate import Desired
 
 

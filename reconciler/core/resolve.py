@@ -49,12 +49,12 @@ def resolve(document: Document, schema: Schema) -> Resolved | tuple[Problem, ...
     problems: list[Problem] = []
     sound = schema.validator.is_valid(value)
     if not sound:
-        for error in schema.validator.iter_errors(value):
-            problems.extend(_structure(document, error))
-        # A file of another kind is wrong in everything; only the kind is worth saying.
-        wrong_kind = [problem for problem in problems if problem.where in ("/kind", "/version")]
-        if wrong_kind:
-            return tuple(sorted(set(wrong_kind)))
+        errors = list(schema.validator.iter_errors(value))
+        # A file of another kind or version is wrong in everything; only that is worth saying.
+        errors = [error for error in errors if error.validator == "const"] or errors
+        problems.extend(problem for error in errors for problem in _structure(document, error))
+        if errors[0].validator == "const":
+            return tuple(sorted(set(problems)))
     resolved = _value(value, schema.root, "", _Into(document, problems, sound))
     if problems:
         return tuple(sorted(set(problems)))

@@ -15,7 +15,8 @@ from reconciler.core.load import Bounds, Document, Problem, join, load, split
 from reconciler.core.resolve import resolve
 from reconciler.core.schema import load_schema
 
-CASES = yaml.load(Path("tests/data/entries.yaml").read_text("utf-8"), Loader=yaml.SafeLoader)  # noqa: TID251 — our own table
+DATA = Path(__file__).parent.parent / "data" / "entries.yaml"
+CASES = yaml.load(DATA.read_text("utf-8"), Loader=yaml.SafeLoader)  # noqa: TID251 — our own table
 
 
 def problems(data: str | bytes, **bounds: int) -> tuple[Problem, ...]:

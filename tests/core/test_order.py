@@ -10,22 +10,21 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from reconciler.core.grants import NOTHING, Action, Approval, Grant, licences
-from reconciler.core.order import (
+from reconciler.core.directions import (
     NEVER_APPROVED,
     Group,
     Keyed,
     Leaf,
     Order,
-    Walk,
     compile_order,
     cost,
-    covering,
     find,
     floor,
     order_of,
     usable,
 )
+from reconciler.core.grants import NOTHING, Action, Approval, Grant, licences
+from reconciler.core.order import Walk, covering
 from reconciler.core.reconcile import orders
 from reconciler.core.rules import Covered, Numbers, OneOf, Ranked, Silent, Unordered, Words
 from reconciler.core.schema import load_schema
@@ -310,6 +309,7 @@ def test_what_a_field_without_an_order_may_be_is_a_set_of_values() -> None:
     assert rule.meet("a", OneOf(("x", "a"))) == "a"
     assert rule.meet("b", OneOf(("x", "a"))) is None
     assert rule.meet("x", "a") == "x"
+    assert rule.meet("b", "a") is None
     assert rule.join("a", "b") == OneOf(("a", "b"))
     assert rule.join("a", None) == "a"
     assert rule.steps(OneOf(("a", "b")), "b") == ()

@@ -369,6 +369,32 @@ def test_a_bad_platform_or_egress_document_holds_all_loosening_and_nothing_else(
     assert set(force(outcome).agents) == {"helper", "new"}
 
 
+def test_a_bad_egress_document_holds_a_signed_loosening_of_the_platform_too() -> None:
+    host = Host()
+    host.good(BASE | egress())
+    bad = {"egress/org.yaml": b"x"}
+    outcome = host.run(BASE | bad, signed(ON))
+    assert not force(outcome).platform.enabled
+    assert [(held.document, held.field) for held in outcome.held] == [("platform", "/enabled")]
+    assert force(host.run(BASE | egress(), signed(ON))).platform.enabled
+
+
+def test_a_grant_that_lifts_a_layer_from_one_agent_leaves_it_on_the_others() -> None:
+    host = Host()
+    host.good(BASE | agent("one") | agent("two") | egress())
+    outcome = host.good(BASE | agent("one") | agent("two"), signed(("egress/org", "/agents", "remove", "one")))
+    assert effective(outcome, "one").layers == ()
+    assert [layer.name for layer in effective(outcome, "two").layers] == ["org"]
+    assert ("egress/org", "/agents", "remove", "two") in missing(outcome)
+
+
+def test_a_grant_that_lifts_a_layer_changes_nothing_while_the_document_still_selects_the_agent() -> None:
+    files = BASE | agent() | egress(allow=["a.com"])
+    outcome = Host().good(files, signed(("egress/org", "/agents", "remove", "*")))
+    (layer,) = effective(outcome).layers
+    assert layer.allow == ()
+
+
 def test_a_missing_platform_document_beside_others_is_a_problem_and_keeps_the_last() -> None:
     host = Host()
     host.good(BASE | agent(), signed(ON))

@@ -20,7 +20,8 @@ from reconciler.core.schema import load_schema
 from reconciler.core.sets import ALLOWED
 from tests.strategies import IMAGE, agents, resolved
 
-CASES = yaml.load(Path("tests/data/entries.yaml").read_text("utf-8"), Loader=yaml.SafeLoader)  # noqa: TID251 — our own table
+DATA = Path(__file__).parent.parent / "data" / "entries.yaml"
+CASES = yaml.load(DATA.read_text("utf-8"), Loader=yaml.SafeLoader)  # noqa: TID251 — our own table
 AGENT = {"version": 1, "kind": "agent", "name": "a", "image": IMAGE}
 
 

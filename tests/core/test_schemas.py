@@ -10,7 +10,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from reconciler.core import formats
-from reconciler.core.order import Group, Keyed, Leaf, Order, find, floor, order_of
+from reconciler.core.directions import Group, Keyed, Leaf, Order, find, floor, order_of
 from reconciler.core.resolve import default
 from reconciler.core.rules import Covered, Ranked, Silent, Words
 from reconciler.core.schema import DIRECTORY, Schema, leaves, load_schema, make

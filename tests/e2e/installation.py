@@ -110,6 +110,12 @@ class Installation:
         partial.write_text(text, "utf-8")
         partial.rename(path)
 
+    def change(self, document: str, text: str) -> None:
+        """Write a document and wait until the running daemon has evaluated the directory with it."""
+        before = self.status()["policy"]["seen"]
+        self.write(document, text)
+        self.eventually(lambda: self.status()["policy"]["seen"] != before, f"the daemon has seen {document}")
+
     def sign(self, identity: str, text: str, *, signer: str = "alice") -> None:
         """Write the statement `text` as reasons/IDENTITY.yaml and sign it through the CLI."""
         self.write(f"reasons/{identity}", text)

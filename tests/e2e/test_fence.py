@@ -166,6 +166,12 @@ def neighbours() -> list[dict[str, object]]:
     return orders
 
 
+def link_local(listening: Listeners) -> list[dict[str, object]]:
+    """Attempts to reach the host's listeners by its link-local address."""
+    ports = {target.port for target in listening.targets if target.kind == "tcp"}
+    return [{"do": "link_local", "address": addresses.HOST_LINK_LOCAL, "port": port} for port in ports]
+
+
 def named(order: dict[str, object]) -> dict[str, object]:
     """Name an attempt after what it tries."""
     words = [str(value)[:40] for key, value in order.items() if key not in {"send", "attempt"}]
@@ -196,6 +202,7 @@ def tried(bare: Installation, listening: Listeners) -> Tried:
     neighbour_uids = {uid for _, uid, _ in traces.processes(bare) if uid in bare.uids}
     orders: list[dict[str, object]] = [
         *(target.attempt() for target in listening.targets),
+        *map(named, link_local(listening)),
         *map(named, [*internet(), *neighbours(), *kernel(), *files(bare)]),
         {"attempt": "the neighbour's host by the own proxy", "do": "proxy_get", "host": "evil.com"},
         {"attempt": "whoami", "do": "whoami"},
@@ -247,6 +254,7 @@ def test_no_listener_of_the_host_is_reached(tried: Tried, listening: Listeners) 
     assert kinds == {"tcp", "udp", "icmp", "unix_abstract", "unix_path"}
     assert {target.address for target in listening.targets} >= set(addresses.HOST_ADDRESSES)
     assert outcomes(tried, [target.name for target in listening.targets]) == {}
+    assert outcomes(tried, [str(named(order)["attempt"]) for order in link_local(listening)]) == {}
 
 
 def test_nothing_arrives_at_any_listener_of_the_host(tried: Tried) -> None:

@@ -193,9 +193,9 @@ class Proxy:
         return self.lines(kind)[at]
 
     def decisions(self) -> list[Record]:
-        """Every decision so far."""
+        """Every decision so far by the generation that was sent last."""
         parsed = [Record.parse(line) for line in self.lines("decision")]
-        return [record for record in parsed if record is not None]
+        return [record for record in parsed if record is not None and record.generation == self.policy.generation]
 
     def decided(self, code: str, timeout_s: float = 8.0) -> Record:
         """Wait for a decision with this code; the last such."""

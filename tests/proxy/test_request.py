@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import itertools
+from typing import TYPE_CHECKING
 
 import h11
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from proxy.answer import credentials, proof, shows
-from proxy.decision import Code, Target
+from proxy.decision import Code, Deny, Target, decide_name
 from proxy.head import Framing, Malformed, RequestHead, ResponseHead, parse_request, parse_response
 from proxy.judgement import Open, Proof, Refused, judge
 from proxy.request import LAST_CHUNK, BodyReader, chunk, forward_request, forward_response, response_framing
-from tests.proxy.examples import policy
+from tests.proxy.examples import HOSTS, POLICIES, PORTS, policy
+
+if TYPE_CHECKING:
+    from proxy.policy import ProxyPolicy
 
 VIA = b"rf-0123456789abcdef"
 TARGET = Target("example.com", 80)
@@ -322,3 +326,17 @@ def test_nothing_but_a_listed_name_is_ever_opened(data: bytes) -> None:
     if isinstance(judged, Open):
         assert judged.resolved.target.host == "example.com"
         assert judged.resolved.target.port in (80, 443)
+
+
+@given(POLICIES, st.builds(Target, HOSTS, PORTS))
+def test_a_denied_name_never_yields_what_the_resolver_takes(made: ProxyPolicy, target: Target) -> None:
+    """The resolver takes a `Resolve` only, and only an `Open` carries one: the very one of the decision."""
+    assume(made.client_secret is None)
+    judged = judge(f"CONNECT {target} HTTP/1.1\r\nHost: {target}\r\n\r\n".encode(), made, inside=None, via=VIA)
+    decided = decide_name(made, target)
+    if isinstance(decided, Deny):
+        assert isinstance(judged, Refused)
+        assert judged.deny == decided
+    else:
+        assert isinstance(judged, Open)
+        assert judged.resolved == decided

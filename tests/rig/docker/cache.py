@@ -81,10 +81,14 @@ def go() -> Part:
 
 
 def rootfs(name: str, architecture: str, listed: Path) -> Part:
-    """Return a root file system, DESTINATION/root, of the Debian packages that a file lists."""
+    """Return a root file system, as DESTINATION/root and layer.tar, of the Debian packages that a file lists."""
     script, compile_ = IMAGES / "rootfs.sh", IMAGES / "compile.sh"
-    made = f'"{script}" {architecture} "$1/root" $(cat "{listed}") && "{compile_}" "$1/root" /usr/lib/python3.11'
-    command = ("/bin/sh", "-euc", made, "sh", DESTINATION)
+    steps = (
+        f'"{script}" {architecture} "$1/root" $(cat "{listed}")',
+        f'"{compile_}" "$1/root" /usr/lib/python3.11',
+        'tar --sort=name --mtime=@0 --owner=0 --group=0 --numeric-owner -C "$1/root" -cf "$1/layer.tar" .',
+    )
+    command = ("/bin/sh", "-euc", "\n".join(steps), "sh", DESTINATION)
     return Part(name=f"{name}-{architecture}", inputs=(script, compile_, listed), command=command)
 
 
@@ -109,7 +113,10 @@ def built() -> bool:
 
 
 def build(*parts: Part) -> None:
-    """Build the parts that are not there; one builder at a time. Raises CalledProcessError, its output on our stderr."""
+    """Build the parts that are not there; one builder at a time. Its output goes to our stderr.
+
+    Raises CalledProcessError.
+    """
     root().mkdir(parents=True, exist_ok=True)
     with (root() / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from tests.rig import network
 from tests.rig.docker import cache
 from tests.rig.docker.keeper import CGROUPS, remove_cgroups
-from tests.rig.rig import Rig
 
 if TYPE_CHECKING:
     from types import TracebackType
+
+    from tests.rig.rig import Rig
 
 _HERE: Final = Path(__file__).parent
 _CGROUP: Final = "ringfence-"
@@ -343,10 +344,15 @@ class _UnixConnection(http.client.HTTPConnection):
 
 def sweep() -> tuple[str, ...]:
     """Remove the cgroups of engines whose owner and keeper are both dead; returns their names."""
-    present = {path.name for pattern in (f"{_CGROUP}*-docker", f"*/{_CGROUP}*-docker") for path in CGROUPS.glob(pattern)}
-    dead = sorted(
-        name for name in present if network.abandoned(name.removeprefix(_CGROUP).removesuffix("-docker"))
-    )
+    present = {
+        path.name for pattern in (f"{_CGROUP}*-docker", f"*/{_CGROUP}*-docker") for path in CGROUPS.glob(pattern)
+    }
+    dead = sorted(name for name in present if _abandoned(name.removeprefix(_CGROUP).removesuffix("-docker")))
     for name in dead:
         remove_cgroups(name)
     return tuple(dead)
+
+
+def _abandoned(instance: str) -> bool:
+    _rfrig, pid, start, _random = instance.split("-")
+    return network.started(int(pid)) != int(start)

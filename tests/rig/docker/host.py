@@ -1,6 +1,6 @@
-"""Owns what runs as process 1 of the engine's own mount and pid namespaces: containerd and dockerd; makes no namespace.
+"""Owns what runs as process 1 of the engine's mount and pid namespaces: containerd and dockerd; makes no namespace.
 
-    host.py SETTINGS    SETTINGS: JSON, as `Engine` makes it. Orders on standard input, one a line, each answered by a line:
+    host.py SETTINGS    SETTINGS: JSON, as `Engine` makes it. Orders on standard input, one a line, answered by a line:
     start NAME          NAME is containerd or dockerd; answers when the process runs, not when it serves
     kill NAME           SIGKILL, answers when it is dead;  `stop NAME` the same with SIGTERM
 The end of standard input ends it, and with process 1 the kernel ends all the rest. Standard library alone.
@@ -23,7 +23,7 @@ CONTAINERD_SOCKET = "/run/containerd/containerd.sock"
 
 def mount(*arguments: str) -> None:
     """Mount in the private namespace."""
-    subprocess.run(["mount", *arguments], check=True, timeout=20)
+    subprocess.run(["/usr/bin/mount", *arguments], check=True, timeout=20)
 
 
 def prepare(settings: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Owns one engine's namespaces and cgroups from outside them: starts process 1, waits, removes; knows nothing of Docker.
+"""Owns an engine's namespaces and cgroups from outside them: starts process 1, waits, removes; knows no Docker.
 
 keeper.py CGROUP ARGV...    It outlives a parent that is killed: then standard input, which process 1 reads, ends.
 """
