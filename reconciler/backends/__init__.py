@@ -1,0 +1,1 @@
+"""What builds sandboxes, one backend for each kind; `base` says what every backend promises."""

@@ -1,0 +1,1 @@
+"""Decisions: values in, values out. No clock, file, socket, log or randomness."""

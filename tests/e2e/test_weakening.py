@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import subprocess
@@ -59,228 +60,272 @@ while True:
     print(get(), word, flush=True)
     time.sleep(0.05)
 """
-GRANTS = [{"document": "agents/helper", "field": "/allow", "add": host} for host in (VENDOR, TUNNEL)]
+CASES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One test's own agent on the shared host; `identity` is the ticket of the signed reason that is about it."""
+
+    host: Installation
+    agent: str
+    identity: str
+
+    @property
+    def document(self) -> str:
+        """Its document."""
+        return f"agents/{self.agent}"
+
+    @property
+    def grants(self) -> list[dict[str, object]]:
+        """What somebody has to sign."""
+        return [{"document": self.document, "field": "/allow", "add": host} for host in (VENDOR, TUNNEL)]
+
+    def held(self) -> list[str]:
+        """What of the agent is held."""
+        return [line for line in self.host.status()["policy"]["held"] if line.startswith(f"{self.document} ")]
+
+    def rows(self, event: str, *, after: int = 0) -> list[dict[str, Any]]:
+        """Audit rows of one event about the agent, its list or its signed reason."""
+        about = {self.document, f"{self.document}#/allow", f"{self.identity}.1"}
+        return [row for row in self.host.rows(event) if row["object"] in about and row["seq"] > after]
+
+    def in_force(self) -> list[str]:
+        """The agent's list as it is in force."""
+        effective: dict[str, Any] = json.loads(self.host.ringfence("effective", self.agent, "--json").stdout)
+        return sorted(effective["allow"])
+
+    def hold(self) -> None:
+        """Add the vendor without a signature and wait until it is held."""
+        self.host.change(self.document, documents.agent(self.agent, MANY))
+        self.host.eventually(lambda: bool(self.held()), "the weakening is held", timeout=2)
+
+    def place(self, statement: str, armor: Callable[[Path], bytes]) -> None:
+        """Put a statement into the policy directory, then its signature in one rename: with that it is signed."""
+        self.host.write(f"reasons/{self.identity}", statement)
+        path = self.host.policy / "reasons" / f"{self.identity}.yaml"
+        partial = path.with_name(f".{self.identity}.tmp")
+        partial.write_bytes(armor(path))
+        partial.rename(path.with_suffix(".alice.sig"))
+
+    def sign(self) -> None:
+        """Sign for the vendor as alice."""
+        self.place(documents.statement(self.identity, *self.grants), self.by_alice)
+
+    def by_alice(self, path: Path) -> bytes:
+        """Give alice's signature."""
+        return self.signature(path, key="alice")
+
+    def signature(self, path: Path, *, key: str, namespace: str = NAMESPACE) -> bytes:
+        """Sign a statement with ssh-keygen itself."""
+        argv = ["/usr/bin/ssh-keygen", "-Y", "sign", "-q", "-f", str(self.host.keys / key), "-n", namespace]
+        return subprocess.run(argv, input=path.read_bytes(), capture_output=True, check=True, timeout=20).stdout
 
 
 @dataclass(frozen=True, slots=True)
 class Poller:
     """One job that asks for the vendor again and again, and what it sees."""
 
-    installation: Installation
+    host: Installation
     run: str
 
     def words(self) -> list[str]:
         """Every line so far: the status of a GET, and what became of the tunnel."""
-        path = self.installation.runtime / "runs" / self.run / "output.log"
-        return path.read_text("utf-8").splitlines()
+        return (self.host.runtime / "runs" / self.run / "output.log").read_text("utf-8").splitlines()
 
     def sees(self, what: str, *, since: int, within_s: float = 2.0) -> float:
         """Wait until a line after the first `since` is `what`, a pattern; gives the seconds that it took."""
-        return self.installation.eventually(
+        return self.host.eventually(
             lambda: any(re.fullmatch(what, word) for word in self.words()[since:]),
-            f"the job sees {what}, it saw {self.words()[-3:]}",
+            f"the job sees {what}",
             timeout=within_s,
         )
 
+    def polls_on(self, times: int) -> int:
+        """Wait until the job has polled so often again; gives how many lines there were before."""
+        since = len(self.words())
+        self.host.eventually(lambda: len(self.words()) > since + times, "the job polls on")
+        return since
 
-@pytest.fixture
-def host(fresh: Installation) -> Installation:
-    """Sandboxes are on, and one agent may reach one host; the organisation would let it reach more."""
-    fresh.adopt(
+
+@pytest.fixture(scope="module")
+def shared(bare: Installation) -> Installation:
+    """Sandboxes are on; each agent may reach one host, and the organisation would let it reach more."""
+    names = [f"helper-{number}" for number in range(CASES)]
+    bare.adopt(
         {
             "platform": documents.platform(),
-            "agents/helper": documents.agent(allow=FEW),
+            **{f"agents/{name}": documents.agent(name, FEW) for name in names},
             "egress/org": documents.egress(default="allow"),
         }
     )
-    return fresh
+    return bare
+
+
+@pytest.fixture(scope="module")
+def numbers() -> Iterator[int]:
+    """Number the tests of this module."""
+    return itertools.count()
 
 
 @pytest.fixture
-def poller(host: Installation) -> Iterator[Poller]:
-    """A job that polls."""
-    host.drop("poller", documents.script(POLLER))
-    live = Poller(host, host.live("poller")["run"])
-    host.eventually(lambda: len(live.words()) > 2, "the job polls")
+def case(shared: Installation, numbers: Iterator[int]) -> Iterator[Case]:
+    """An agent that no other test has; afterwards it is as it was."""
+    shared.rig.reset()
+    number = next(numbers)
+    mine = Case(shared, f"helper-{number}", f"CHG-{100 + number}")
+    yield mine
+    shared.write(mine.document, documents.agent(mine.agent, FEW))
+    for path in (shared.policy / "reasons").glob(f"{mine.identity}.*"):
+        path.unlink()
+    shared.eventually(lambda: not mine.held(), "nothing of this test is held")
+
+
+@pytest.fixture
+def poller(case: Case) -> Iterator[Poller]:
+    """A job of this test's agent that polls."""
+    host = case.host
+    host.drop(case.agent, documents.script(POLLER, agent=case.agent))
+    live = Poller(host, host.live(case.agent)["run"])
+    live.polls_on(2)
     yield live
-    assert host.cancel("poller")["code"] == "cancelled"
+    assert host.cancel(case.agent)["code"] == "cancelled"
 
 
-def signature(installation: Installation, statement: Path, *, key: str, namespace: str = NAMESPACE) -> bytes:
-    """Sign a statement with ssh-keygen itself."""
-    argv = ["/usr/bin/ssh-keygen", "-Y", "sign", "-q", "-f", str(installation.keys / key), "-n", namespace]
-    return subprocess.run(argv, input=statement.read_bytes(), capture_output=True, check=True, timeout=20).stdout
+def test_a_host_that_nobody_signed_for_is_held(case: Case, poller: Poller) -> None:
+    generation = case.host.status()["policy"]["generation"]
+    case.hold()
+    assert case.held() == [f'{case.document} /allow: add "{VENDOR}"', f'{case.document} /allow: add "{TUNNEL}"']
+    assert case.host.status()["policy"]["generation"] == generation
+    assert case.in_force() == FEW
 
-
-def in_force(installation: Installation) -> list[str]:
-    """The agent's list as it is in force."""
-    effective: dict[str, Any] = json.loads(installation.ringfence("effective", "helper", "--json").stdout)
-    return sorted(effective["allow"])
-
-
-def hold(installation: Installation) -> None:
-    """Add the vendor without a signature and wait until it is held."""
-    installation.change("agents/helper", documents.agent(allow=MANY))
-    installation.eventually(lambda: bool(installation.status()["policy"]["held"]), "the weakening is held", timeout=2)
-
-
-def place(installation: Installation, identity: str, statement: str, armor: Callable[[Path], bytes]) -> None:
-    """Put a statement into the policy directory, then its signature in one rename: that moment is when it is signed."""
-    installation.write(f"reasons/{identity}", statement)
-    path = installation.policy / "reasons" / f"{identity}.yaml"
-    partial = path.with_name(f".{identity}.tmp")
-    partial.write_bytes(armor(path))
-    partial.rename(path.with_suffix(".alice.sig"))
-
-
-def test_a_host_that_nobody_signed_for_is_held(host: Installation, poller: Poller) -> None:
-    generation = host.status()["policy"]["generation"]
-    hold(host)
-    policy = host.status()["policy"]
-    assert policy["held"] == [
-        f'agents/helper /allow: add "{VENDOR}"',
-        f'agents/helper /allow: add "{TUNNEL}"',
-    ]
-    assert policy["generation"] == generation
-    assert in_force(host) == FEW
-
-    (row,) = host.rows("config.held")
+    (row,) = case.rows("config.held")
     assert (row["outcome"], row["weakening"], row["actor"]) == ("held", True, "unsigned")
     assert (row["before"], sorted(row["after"])) == (FEW, sorted(MANY))
     assert VENDOR in row["message"]
 
-    since = len(poller.words())
-    host.eventually(lambda: len(poller.words()) > since + 5, "the job polls on")
+    poller.polls_on(5)
     assert set(poller.words()) == {"403 refused"}
-    assert {packet.address for packet in host.rig.packets(kind="tcp")} == set()
+    assert case.host.rig.packets() == []
 
 
-def test_plan_exits_3_and_prints_the_statement_to_sign(host: Installation) -> None:
-    hold(host)
-    said = host.ringfence("plan", expect=3).stdout
+def test_plan_exits_3_and_prints_the_statement_to_sign(case: Case) -> None:
+    case.hold()
+    said = case.host.ringfence("plan", expect=3).stdout
     assert f"now reachable: {VENDOR}:443" in said
     assert f"now reachable: {TUNNEL}" in said
     statement = said.partition("the statement to sign")[2].partition("\n\n")[2]
     for line in ("kind: signed-reason", "audience: [prod-1]", "expires: ", "ticket: ", "reason: ", "grants:"):
         assert line in statement
-    assert f"{{document: agents/helper, field: /allow, add: {VENDOR}}}" in statement
+    assert f"{{document: {case.document}, field: /allow, add: {VENDOR}}}" in statement
 
-    plan = json.loads(host.ringfence("plan", "--json", expect=3).stdout)
-    assert plan["exit_code"] == 3
-    assert plan["missing"] == GRANTS
-    assert plan["changes"] == []
+    plan = json.loads(case.host.ringfence("plan", "--json", expect=3).stdout)
+    assert (plan["exit_code"], plan["missing"], plan["changes"]) == (3, case.grants, [])
 
 
-def test_signed_it_is_in_force_within_two_seconds_and_a_live_job_reaches_the_host(
-    host: Installation, poller: Poller
-) -> None:
-    hold(host)
+def test_signed_it_is_in_force_within_two_seconds_and_a_live_job_reaches_the_host(case: Case, poller: Poller) -> None:
+    host = case.host
+    case.hold()
     generation = host.status()["policy"]["generation"]
-    statement = host.root / "CHG-2.yaml"
+    statement = host.root / f"{case.identity}.yaml"
     why = "helper needs the vendor for the invoice sync"
     host.ringfence("plan", "--emit-reason", str(statement), "--reason", why, expect=3)
     since = len(poller.words())
-    place(host, "CHG-2", statement.read_text("utf-8"), lambda path: signature(host, path, key="alice"))
+    case.place(statement.read_text("utf-8"), case.by_alice)
 
     took = host.eventually(lambda: host.status()["policy"]["generation"] > generation, "it is in force", timeout=2)
-    took += poller.sees("200 open", since=since, within_s=2)
+    took += poller.sees("200 open", since=since)
     assert took < 2
-    assert host.status()["policy"]["held"] == []
-    assert in_force(host) == sorted(MANY)
+    assert case.held() == []
+    assert case.in_force() == sorted(MANY)
     (live,) = host.status()["runs"]
     assert live["generation"] == host.status()["policy"]["generation"] == generation + 1
 
-    (row,) = [row for row in host.rows("config.update") if row["object"] == "agents/helper#/allow" and row["before"]]
+    (row,) = [row for row in case.rows("config.update") if row["weakening"] and row["before"]]
     load_schema("audit").validator.validate(row)
-    assert (row["weakening"], row["actor"], row["outcome"]) == (True, "alice", "applied")
+    assert (row["object"], row["actor"], row["outcome"]) == (f"{case.document}#/allow", "alice", "applied")
     assert (row["before"], sorted(row["after"])) == (FEW, sorted(MANY))
-    assert (row["detail"]["tickets"], row["detail"]["reasons"]) == (["CHG-2"], ["CHG-2.1"])
+    assert (row["detail"]["tickets"], row["detail"]["reasons"]) == ([case.identity], [f"{case.identity}.1"])
     assert row["revision"] == host.status()["policy"]["revision"]
-    admitted = [row for row in host.rows("reason.admitted") if row["object"] == "CHG-2.1"]
-    assert [(row["actor"], row["message"]) for row in admitted] == [("alice", why)]
+    (admitted,) = case.rows("reason.admitted")
+    assert (admitted["actor"], admitted["message"]) == ("alice", why)
     host.ringfence("plan", expect=0)
 
 
-def loosened(host: Installation, poller: Poller) -> None:
-    """Sign for the vendor and wait until the job reaches it and holds a tunnel."""
-    hold(host)
-    place(host, "CHG-2", documents.statement("CHG-2", *GRANTS), lambda path: signature(host, path, key="alice"))
-    poller.sees("200 open", since=0, within_s=5)
-
-
-def remove_host(host: Installation) -> None:
+def remove_host(case: Case) -> None:
     """Take the vendor off the agent's list."""
-    host.write("agents/helper", documents.agent(allow=FEW))
+    case.host.write(case.document, documents.agent(case.agent, FEW))
 
 
-def remove_statement(host: Installation) -> None:
+def remove_statement(case: Case) -> None:
     """Delete the signed reason."""
-    (host.policy / "reasons" / "CHG-2.yaml").unlink()
+    (case.host.policy / "reasons" / f"{case.identity}.yaml").unlink()
 
 
-def revoke_id(host: Installation) -> None:
+def revoke_id(case: Case) -> None:
     """Revoke the signed reason by its id."""
-    (host.trust / "revoked").write_text("id CHG-2.1\n", "utf-8")
+    (case.host.trust / "revoked").write_text(f"id {case.identity}.1\n", "utf-8")
 
 
-def narrow_org(host: Installation) -> None:
-    """Have the organisation deny the vendor."""
-    host.write("egress/org", documents.egress(default="allow", deny=[VENDOR]))
+def narrow_organisation(case: Case) -> None:
+    """Have a document of the organisation deny the vendor to this agent."""
+    case.host.write("egress/narrow", documents.egress("narrow", agents=[case.agent], default="allow", deny=[VENDOR]))
 
 
 @pytest.mark.parametrize(
-    ("tighten", "row", "codes"),
+    ("tighten", "event", "code"),
     [
-        pytest.param(remove_host, "config.update", {"not_listed"}, id="the host is removed"),
-        pytest.param(remove_statement, "reason.lapsed", {"not_listed"}, id="the signed reason is deleted"),
-        pytest.param(revoke_id, "reason.lapsed", {"not_listed"}, id="the signed reason is revoked"),
-        pytest.param(narrow_org, "config.update", {"org_denied"}, id="the organisation denies the host"),
+        pytest.param(remove_host, "config.update", "not_listed", id="the host is removed"),
+        pytest.param(remove_statement, "reason.lapsed", "not_listed", id="the signed reason is deleted"),
+        pytest.param(revoke_id, "reason.lapsed", "not_listed", id="the signed reason is revoked"),
+        pytest.param(narrow_organisation, "config.update", "org_denied", id="the organisation denies the host"),
     ],
 )
 def test_a_tightening_applies_at_once_and_closes_what_is_open(
-    host: Installation, poller: Poller, tighten: Callable[[Installation], None], row: str, codes: set[str]
+    case: Case, poller: Poller, tighten: Callable[[Case], None], event: str, code: str
 ) -> None:
-    loosened(host, poller)
-    since, rows = len(poller.words()), len(host.rows())
-    tighten(host)
-    took = poller.sees("403 .*", since=since)
-    took += poller.sees(".* closed", since=since)
+    case.hold()
+    case.sign()
+    poller.sees("200 open", since=0, within_s=5)
+    since, last = len(poller.words()), case.host.rows()[-1]["seq"]
+    tighten(case)
+    took = poller.sees("403 .*", since=since) + poller.sees(".* closed", since=since)
     took += poller.sees("403 refused", since=since)
     assert took < 2
-    later = host.rows()[rows:]
-    assert [one for one in later if one["event"] == f"agent_sandbox.{row}"]
-    updates = [one for one in later if one["event"] == "agent_sandbox.config.update"]
+
+    later = [row for row in case.host.rows() if row["seq"] > last]
+    assert [row for row in later if row["event"] == f"agent_sandbox.{event}"]
+    updates = [row for row in later if row["event"] == "agent_sandbox.config.update"]
     assert updates
-    assert not any(one["weakening"] for one in updates)
-    denials = [one for one in later if one["event"] == "agent_sandbox.egress.deny"]
-    assert {one["code"] for one in denials} >= {"policy_changed", *codes}
-    (closed, *_) = [one for one in denials if one["code"] == "policy_changed"]
+    assert not any(row["weakening"] for row in updates)
+    denials = [row for row in later if row["event"] == "agent_sandbox.egress.deny"]
+    assert {row["code"] for row in denials} >= {"policy_changed", code}
+    (closed, *_) = [row for row in denials if row["code"] == "policy_changed"]
     assert (closed["object"], closed["run"]) == (TUNNEL, poller.run)
 
-    host.eventually(lambda: len(poller.words()) > since + 20, "the job polls on")
-    host.rig.clear()
-    since = len(poller.words())
-    host.eventually(lambda: len(poller.words()) > since + 3, "the job polls on")
-    assert host.rig.packets() == []
+    poller.polls_on(5)
+    case.host.rig.clear()
+    poller.polls_on(5)
+    assert case.host.rig.packets() == []
 
 
-def altered(host: Installation, path: Path) -> bytes:
+def altered(case: Case, path: Path) -> bytes:
     """Sign, then change a word of the statement."""
-    armor = signature(host, path, key="alice")
+    armor = case.by_alice(path)
     path.write_text(path.read_text("utf-8").replace("invoice", "payroll"), "utf-8")
     return armor
 
 
-def stranger(host: Installation, path: Path) -> bytes:
+def stranger(case: Case, path: Path) -> bytes:
     """Sign with a key that nobody trusts."""
-    argv = ["/usr/bin/ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(host.keys / "mallory")]
+    argv = ["/usr/bin/ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(case.host.keys / "mallory")]
     subprocess.run(argv, check=True, timeout=20)
-    return signature(host, path, key="mallory")
+    return case.signature(path, key="mallory")
 
 
-def other_namespace(host: Installation, path: Path) -> bytes:
+def other_namespace(case: Case, path: Path) -> bytes:
     """Sign for something else."""
-    return signature(host, path, key="alice", namespace="file")
+    return case.signature(path, key="alice", namespace="file")
 
 
 @pytest.mark.parametrize(
@@ -289,30 +334,22 @@ def other_namespace(host: Installation, path: Path) -> bytes:
         pytest.param(altered, {}, id="altered after it was signed"),
         pytest.param(stranger, {}, id="signed with a key that is not trusted"),
         pytest.param(other_namespace, {}, id="signed in another namespace"),
-        pytest.param(
-            lambda host, path: signature(host, path, key="alice"),
-            {"expires": "2020-01-01T00:00:00Z"},
-            id="expired",
-        ),
-        pytest.param(
-            lambda host, path: signature(host, path, key="alice"), {"audience": ["staging-*"]}, id="for other hosts"
-        ),
+        pytest.param(Case.by_alice, {"expires": "2020-01-01T00:00:00Z"}, id="expired"),
+        pytest.param(Case.by_alice, {"audience": ["staging-*"]}, id="for other hosts"),
+        pytest.param(Case.by_alice, {"ticket": "soon"}, id="without a ticket of the host's pattern"),
     ],
 )
 def test_a_statement_that_does_not_count_leaves_the_host_held(
-    host: Installation, armor: Callable[[Installation, Path], bytes], fields: dict[str, Any]
+    case: Case, armor: Callable[[Case, Path], bytes], fields: dict[str, Any]
 ) -> None:
-    hold(host)
+    host = case.host
+    case.hold()
     seen = host.status()["policy"]["seen"]
-    place(host, "CHG-2", documents.statement("CHG-2", *GRANTS, **fields), lambda path: armor(host, path))
-    host.eventually(lambda: host.status()["policy"]["seen"] != seen, "the daemon has seen the signature")
-    host.ringfence("plan", expect=3)
-    assert host.ringfence("reason", "verify", *verify(host), expect=1).stderr
-    assert in_force(host) == FEW
-    assert [row for row in host.rows("reason.admitted") if row["object"] == "CHG-2.1"] == []
-    assert len(host.status()["policy"]["held"]) == 2
-
-
-def verify(host: Installation) -> list[str]:
-    """Arguments of `reason verify` for the statement."""
-    return [str(host.policy / "reasons" / "CHG-2.yaml"), "--host-config", str(host.host_config)]
+    case.place(documents.statement(case.identity, *case.grants, **fields), lambda path: armor(case, path))
+    host.eventually(lambda: host.status()["policy"]["seen"] != seen, "the daemon has seen the statement")
+    # What `reason verify` finds is what the daemon finds, and by now it has had the time to look at the signature too.
+    statement = host.policy / "reasons" / f"{case.identity}.yaml"
+    assert host.ringfence("reason", "verify", str(statement), "--host-config", str(host.host_config), expect=1).stderr
+    assert case.in_force() == FEW
+    assert case.rows("reason.admitted") == []
+    assert len(case.held()) == 2
