@@ -1,4 +1,4 @@
-"""Every file of examples/ is what it says: the policy has no problems, its statement covers it, jobs and settings load."""
+"""Every file of examples/ is what it says: policy without problems, a statement that covers it, jobs that load."""
 
 from __future__ import annotations
 

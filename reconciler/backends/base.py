@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from proxy.policy import ProxyPolicy
-from proxy.record import Record
-from reconciler.core.choose import BackendName, Isolation, Probe
-from reconciler.core.gate_report import GateReport
-from reconciler.core.policy import Limits
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from contextlib import AbstractAsyncContextManager
+
+    from proxy.policy import ProxyPolicy
+    from proxy.record import Record
+    from reconciler.core.choose import BackendName, Isolation, Probe
+    from reconciler.core.gate_report import GateReport
+    from reconciler.core.policy import Limits
 
 
 class Stream(StrEnum):

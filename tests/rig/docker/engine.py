@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from tests.rig import network
 from tests.rig.docker import cache
 from tests.rig.docker.keeper import CGROUPS, remove_cgroups
+from tests.rig.rig import end
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -77,6 +78,7 @@ class Engine:
         store: Store | None = None,
         rp_filter: int = 2,
         bridge_nf: bool = False,
+        local_resolver: bool = False,
         data_size: str = "4g",
     ) -> None:
         """Name the engine; nothing exists before `start` or `with`.
@@ -88,6 +90,8 @@ class Engine:
             store: where it keeps images; None: as it comes out of the box.
             rp_filter: 0, 1 or 2 for the host: the kernel's default, what many distributions set, what systemd sets.
             bridge_nf: whether bridged frames pass the firewall: true where the host has br_netfilter.
+            local_resolver: whether the host's resolv.conf names 127.0.0.1, where a forwarder listens (as dnsmasq
+                does), and not the rig's resolver: dockerd then asks in the host's namespace.
             data_size: the most that images and containers may take, as tmpfs reads it.
 
         Raises:
@@ -102,6 +106,7 @@ class Engine:
         self.firewall: Firewall = firewall
         self.rp_filter: int = rp_filter
         self.bridge_nf: bool = bridge_nf
+        self.local_resolver: bool = local_resolver
         self.directory: Path = rig.directory / "docker"
         self.socket: Path = self.directory / "docker.sock"
         self.base_url: str = f"unix://{self.socket}"
@@ -109,6 +114,7 @@ class Engine:
         self._data_size = data_size
         self._keeper: subprocess.Popen[bytes] | None = None
         self._pid: int | None = None
+        self._forwarder: subprocess.Popen[bytes] | None = None
         self._links: frozenset[str] = frozenset()
 
     def __enter__(self) -> Self:
@@ -130,6 +136,9 @@ class Engine:
         self._configure_host()
         argv = [*self.rig.enter, network.program("unshare"), *_NESTED, "--", sys.executable, str(_HERE / "host.py")]
         try:
+            if self.local_resolver:
+                forwarder = [sys.executable, str(_HERE / "forwarder.py"), self._resolver]
+                self._forwarder = self.rig.spawn(forwarder, stdout=subprocess.DEVNULL)
             with (self.directory / "host.log").open("wb") as log:
                 self._keeper = subprocess.Popen(
                     [sys.executable, str(_HERE / "keeper.py"), self.cgroup, *argv, json.dumps(self._settings())],
@@ -156,6 +165,8 @@ class Engine:
             keeper.wait(timeout=60)
             if keeper.returncode:
                 raise RuntimeError(f"the engine left something behind:\n{self.logs()}")
+        if self._forwarder is not None:
+            end(self._forwarder)
         for link in self._links_now() - self._links:
             self.rig.run([network.program("ip"), "link", "delete", link])
         self.tool("nft", "flush", "ruleset")
@@ -164,9 +175,9 @@ class Engine:
         """Start `containerd` or `dockerd` (again), and wait until it serves; raises RuntimeError with the logs."""
         self._order(f"start {name}")
         if name == "dockerd":
-            end = time.monotonic() + 60
+            deadline = time.monotonic() + 60
             while not self._answers():
-                if time.monotonic() > end:
+                if time.monotonic() > deadline:
                     raise RuntimeError(f"the engine does not answer:\n{self.logs()}")
                 time.sleep(0.05)
 
@@ -296,13 +307,17 @@ class Engine:
         return {
             "directory": str(self.directory),
             "socket": str(self.socket),
-            "resolver": self.rig.resolver.partition(":")[0],
+            "resolver": "127.0.0.1" if self.local_resolver else self._resolver,
             "cgroup": self.cgroup,
             "runsc": str(cache.go().path / "bin" / "runsc"),
             "data_size": self._data_size,
             "environment": self._environment(),
             "config": config,
         }
+
+    @property
+    def _resolver(self) -> str:
+        return self.rig.resolver.rpartition(":")[0]
 
     def _configure_host(self) -> None:
         """Set what the root namespace of an ordinary Docker host has."""

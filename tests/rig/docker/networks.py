@@ -30,7 +30,7 @@ sending = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
 try:
     sending.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, b"eth0")
     sending.sendto(sys.argv[3].encode(), (sys.argv[1], int(sys.argv[2])))
-    time.sleep(0.5)  # it waits for an answer by ARP, and would go with the namespace
+    time.sleep(0.5)  # it waits for an answer by ARP
 except OSError as refused:
     print(refused, file=sys.stderr)
 """
@@ -131,12 +131,6 @@ class _World:
         attempts: list[dict[str, object]] = [
             {"attempt": f"link {family}", "do": "tcp", "address": address, "port": self.ports["tcp"]}
             for family, address in self.on_bridge(on, told=True).items()
-            if family != "ll"
-        ]
-        attempts += [
-            {"attempt": "link ll", "do": "link_local", "address": address, "port": self.ports["tcp"]}
-            for family, address in self.on_bridge(on).items()
-            if family == "ll"
         ]
         attempts += [
             {"attempt": "elsewhere", "do": "tcp", "address": host, "port": self.ports["tcp"]},
@@ -147,7 +141,14 @@ class _World:
             {"attempt": "lookup", "do": "resolve", "name": _name(runtime, on)},
             {"attempt": "bound", "do": "bind_to_device", "address": host, "port": self.ports["tcp"], "device": "eth0"},
         ]
-        script = 'python3 -c "$1" "$2" "$3" "$4"; exec python3 /workload.py "$5"'
+        # Last, when the container's own link-local address has been proven unique and may be used.
+        attempts += [
+            {"attempt": "link ll", "do": "link_local", "address": address, "port": self.ports["tcp"]}
+            for family, address in self.on_bridge(on).items()
+            if family == "ll"
+        ]
+        wait = "sleep 2; " if on.six else ""
+        script = wait + 'python3 -c "$1" "$2" "$3" "$4"; exec python3 /workload.py "$5"'
         job = json.dumps({"attempts": attempts, "timeout": _TIMEOUT_S})
         sandbox = ["--cap-drop", "ALL", "--security-opt", "no-new-privileges", "--user", "1000:1000", "--read-only"]
         sandbox += ["--dns-option", "timeout:1", "--dns-option", "attempts:1"]
