@@ -249,6 +249,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         try:
             # optional, and imported before root is given up
             factory = importlib.import_module("uvloop").new_event_loop
+            # it asks for this codec even for an address; without root the standard library may be out of reach
+            importlib.import_module("encodings.idna")
         except ImportError:
             if options.loop == "uvloop":
                 sys.stderr.write("ringfence-proxy: uvloop is not installed\n")

@@ -4,15 +4,29 @@ from __future__ import annotations
 
 import os
 import stat
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from reconciler.core.load import Bounds, Problem, load
 from reconciler.core.resolve import resolve
 from reconciler.core.schema import load_schema
 
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
 DEFAULT_PATH = Path("/etc/ringfence/host.yaml")
 _BOUNDS = Bounds(bytes=64 * 1024)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DockerSettings:
+    """What the docker backend uses of this host. schema/host.v1.json describes each field."""
+
+    socket: Path = Path("/run/docker.sock")
+    proxy_image: str | None = None
+    pool: str = "10.202.0.0/16"
+    gvisor_runtime: str | None = "runsc"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +53,7 @@ class Host:
     python: str
     max_files: int
     max_bytes: int
+    docker: DockerSettings = field(default_factory=DockerSettings)
 
     @property
     def status(self) -> Path:
@@ -100,4 +115,14 @@ def parse_host(name: str, data: bytes) -> Host | tuple[Problem, ...]:
         python=value["python"],
         max_files=value["max_files"],
         max_bytes=value["max_bytes"],
+        docker=_docker(value["docker"]),
+    )
+
+
+def _docker(value: Mapping[str, Any]) -> DockerSettings:
+    return DockerSettings(
+        socket=Path(value["socket"]),
+        proxy_image=value["proxy_image"],
+        pool=value["pool"],
+        gvisor_runtime=value["gvisor_runtime"],
     )

@@ -54,9 +54,20 @@ class Estate:
     keys: dict[str, Key] = field(default_factory=dict)
     name: str = "prod-1"
     settings: str = ""
+    made: bool = False
+    """Whether an earlier process made everything below `root`."""
+
+    @classmethod
+    def at(cls, root: Path, settings: str = "") -> Estate:
+        """Open an estate that an earlier process made."""
+        return cls(root, settings=settings, made=True)
 
     def __post_init__(self) -> None:
         """Make the directories and two signers."""
+        if self.made:
+            self.keys = {name: Key(self.root / name) for name in ("alice", "bob")}
+            self._open()
+            return
         (self.root / "policy" / "agents").mkdir(parents=True)
         (self.root / "policy" / "reasons").mkdir()
         for name in ("alice", "bob"):

@@ -7,6 +7,7 @@ import http.client
 import json
 import os
 import platform
+import shutil
 import socket
 import subprocess
 import sys
@@ -163,13 +164,15 @@ class Engine:
             keeper.stdin.close()
             keeper.stdout.close()
             keeper.wait(timeout=60)
-            if keeper.returncode:
-                raise RuntimeError(f"the engine left something behind:\n{self.logs()}")
         if self._forwarder is not None:
             end(self._forwarder)
         for link in self._links_now() - self._links:
             self.rig.run([network.program("ip"), "link", "delete", link])
         self.tool("nft", "flush", "ruleset")
+        logs = self.logs()
+        shutil.rmtree(self.directory)
+        if keeper is not None and keeper.returncode:
+            raise RuntimeError(f"the engine left something behind:\n{logs}")
 
     def start_daemon(self, name: str) -> None:
         """Start `containerd` or `dockerd` (again), and wait until it serves; raises RuntimeError with the logs."""

@@ -11,7 +11,7 @@ import sys
 
 
 def main() -> None:
-    """Forward until killed: a socket to the resolver for each query, forgotten with its answer or 1000 queries later."""
+    """Forward until killed: a socket to the resolver for each query, forgotten with its answer or 1000 later."""
     listening = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     listening.bind(("127.0.0.1", 53))
     selector = selectors.DefaultSelector()

@@ -100,10 +100,10 @@ def measure(engine: Engine, image: str = images.AGENT) -> dict[tuple[Runtime, Ne
     """
     try:
         for number, each in enumerate(NETWORKS):
-            _create(engine, number, each)
+            _create(engine, number, each, image)
         with Listeners(engine.rig) as listeners:
             engine.rig.clear()
-            world = _World(engine=engine, image=image, ports=_ports(listeners), neighbour=_neighbour(engine, image))
+            world = _World(engine=engine, image=image, ports=_ports(listeners), neighbour=_neighbour(engine))
             pairs = [(runtime, each) for each in NETWORKS for runtime in Runtime]
             with ThreadPoolExecutor(4) as pool:
                 lines = list(pool.map(lambda pair: world.tries(*pair), pairs))
@@ -111,8 +111,8 @@ def measure(engine: Engine, image: str = images.AGENT) -> dict[tuple[Runtime, Ne
             listeners.prove()
             return {pair: world.reach(*pair, each, arrivals) for pair, each in zip(pairs, lines, strict=True)}
     finally:
-        engine.docker("rm", "--force", "--volumes", "neighbour")
         for each in NETWORKS:
+            engine.docker("rm", "--force", _peer(each))
             engine.docker("network", "rm", each.name)
 
 
@@ -141,14 +141,13 @@ class _World:
             {"attempt": "lookup", "do": "resolve", "name": _name(runtime, on)},
             {"attempt": "bound", "do": "bind_to_device", "address": host, "port": self.ports["tcp"], "device": "eth0"},
         ]
-        # Last, when the container's own link-local address has been proven unique and may be used.
+        # Last: until its own link-local address is proven unique the container has none to ask from.
         attempts += [
             {"attempt": "link ll", "do": "link_local", "address": address, "port": self.ports["tcp"]}
             for family, address in self.on_bridge(on).items()
             if family == "ll"
         ]
-        wait = "sleep 2; " if on.six else ""
-        script = wait + 'python3 -c "$1" "$2" "$3" "$4"; exec python3 /workload.py "$5"'
+        script = 'python3 -c "$1" "$2" "$3" "$4"; exec python3 /workload.py "$5"'
         job = json.dumps({"attempts": attempts, "timeout": _TIMEOUT_S})
         sandbox = ["--cap-drop", "ALL", "--security-opt", "no-new-privileges", "--user", "1000:1000", "--read-only"]
         sandbox += ["--dns-option", "timeout:1", "--dns-option", "attempts:1"]
@@ -221,17 +220,22 @@ def _gateway(number: int, version: int) -> str:
     return f"10.78.{number}.1" if version == 4 else f"fd78:{number}::1"
 
 
-def _create(engine: Engine, number: int, each: Network) -> None:
+def _peer(each: Network) -> str:
+    return f"peer-{each.name}"
+
+
+def _create(engine: Engine, number: int, each: Network, image: str) -> None:
+    """Create a network and one container that listens on it, without which the bridge would have no carrier."""
     six = ["--ipv6", "--subnet", f"fd78:{number}::/64"] if each.six else []
     options = [*each.options, "--opt", f"{_DRIVER}.name={_bridge(number)}"]
     engine.docker("network", "create", "--subnet", f"10.78.{number}.0/24", *six, *options, each.name, check=True)
-
-
-def _neighbour(engine: Engine, image: str) -> str:
-    """Start a container that answers on the ordinary network; its address."""
     serve = ("python3", "-m", "http.server", str(_PEER_PORT))
-    engine.docker("run", "--detach", "--name", "neighbour", "--network", ORDINARY.name, image, *serve, check=True)
-    (attached,) = engine.get("/containers/neighbour/json")["NetworkSettings"]["Networks"].values()
+    engine.docker("run", "--detach", "--name", _peer(each), "--network", each.name, image, *serve, check=True)
+
+
+def _neighbour(engine: Engine) -> str:
+    """Return the address of the container that listens on the ordinary network."""
+    (attached,) = engine.get(f"/containers/{_peer(ORDINARY)}/json")["NetworkSettings"]["Networks"].values()
     return str(attached["IPAddress"])
 
 

@@ -1,0 +1,1 @@
+"""Benchmarks, printed as figures beside their bounds: `python -m tests.bench [NAME]`."""
