@@ -19,8 +19,8 @@ from reconciler.backends.bubblewrap import Bubblewrap
 from reconciler.clock import SystemClock
 from reconciler.config_pass import ConfigPass
 from reconciler.core.audit import Broken, Event, EventName
-from reconciler.core.choose import BackendName
 from reconciler.core.job import Refused
+from reconciler.core.policy import BackendName
 from reconciler.core.trust import TrustBroken
 from reconciler.directory import uid_of
 from reconciler.host import DEFAULT_PATH, load_host

@@ -10,8 +10,9 @@ from loguru import logger
 
 from reconciler import settle
 from reconciler.core.audit import Event, EventName
-from reconciler.core.choose import Available, BackendName, Missing, choose, not_in_this_version
+from reconciler.core.choose import Available, Missing, choose, not_in_this_version
 from reconciler.core.job import ROOT, Cancel, RefusalCode, Refused, admit
+from reconciler.core.policy import BackendName
 from reconciler.core.request import read
 from reconciler.core.result import MESSAGES, ResultCode
 from reconciler.journal import JournalFailed

@@ -11,8 +11,9 @@ import anyio
 from loguru import logger
 
 from reconciler import durable
-from reconciler.core.choose import Available, BackendName, Missing
+from reconciler.core.choose import Available, Missing
 from reconciler.core.memory import canonical_json
+from reconciler.core.policy import BackendName
 from reconciler.snapshot import Snapshot
 
 if TYPE_CHECKING:

@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 
     from proxy.policy import ProxyPolicy
     from proxy.record import Record
-    from reconciler.core.choose import BackendName, Isolation, Probe
+    from reconciler.core.choose import Probe
     from reconciler.core.gate_report import GateReport
-    from reconciler.core.policy import Limits
+    from reconciler.core.policy import BackendName, Isolation, Limits
 
 
 class Stream(StrEnum):

@@ -18,8 +18,8 @@ from reconciler.backends import bwrap_launch, bwrap_surroundings, leftovers
 from reconciler.backends.base import ExitCode, Launch, LaunchRefused, Observer, Planned, Reaped, Sandbox, Stream
 from reconciler.backends.cgroup import NoCgroup
 from reconciler.backends.steps import Steps
-from reconciler.core.choose import HOST_IMAGE, Available, BackendName, Isolation, Missing, Probe
-from reconciler.core.policy import Limits
+from reconciler.core.choose import Available, Missing, Probe
+from reconciler.core.policy import HOST_IMAGE, BackendName, Isolation, Limits
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -30,8 +30,8 @@ from reconciler.backends.base import Launch, LaunchRefused, Observer
 from reconciler.backends.bwrap_sandbox import BwrapSandbox, Proven, word
 from reconciler.backends.cgroup import Cgroup
 from reconciler.backends.uids import NoUid, allocate
-from reconciler.core.choose import HOST_IMAGE
 from reconciler.core.gate_report import Target, judge
+from reconciler.core.policy import HOST_IMAGE
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator

@@ -15,7 +15,7 @@ import anyio
 from reconciler.backends import bwrap_args, bwrap_proof
 from reconciler.backends.base import Exit, ExitCode
 from reconciler.backends.uids import processes
-from reconciler.core.choose import Isolation
+from reconciler.core.policy import Isolation
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 
 from reconciler.backends.cgroup import NoCgroup, Root, find
 from reconciler.backends.seccomp import NoSeccomp, compile_filter
-from reconciler.core.choose import BackendName, Missing
+from reconciler.core.choose import Missing
+from reconciler.core.policy import BackendName
 from reconciler.directory import uid_of
 
 if TYPE_CHECKING:

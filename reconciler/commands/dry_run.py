@@ -11,9 +11,9 @@ from reconciler.commands.console import Code, complain, say, say_json
 from reconciler.commands.policy import effective_lines, stored
 from reconciler.commands.status import read_status
 from reconciler.core import request
-from reconciler.core.choose import Available, BackendName, Chosen, Isolation, Missing, Probe, choose
+from reconciler.core.choose import Available, Chosen, Missing, Probe, choose
 from reconciler.core.job import Admitted, Cancel, RefusalCode, Refused, admit
-from reconciler.core.policy import in_force
+from reconciler.core.policy import BackendName, Isolation, in_force
 from reconciler.daemon import built_in
 from reconciler.host import Host
 from reconciler.prepare import ProxySettings, expiry, launch_of, owner_of, resolvers_of

@@ -20,7 +20,8 @@ from reconciler.commands.console import (
     say_json,
     table,
 )
-from reconciler.core.choose import Available, BackendName, Missing, Probe, not_in_this_version
+from reconciler.core.choose import Available, Missing, Probe, not_in_this_version
+from reconciler.core.policy import BackendName
 from reconciler.daemon import built_in, open_parts
 from reconciler.host import Host
 from reconciler.prepare import owner_of

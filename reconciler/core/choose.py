@@ -3,36 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import TYPE_CHECKING, assert_never
 
 from reconciler.core.job import RefusalCode, Refused
+from reconciler.core.policy import HOST_IMAGE, BackendName, Isolation
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from reconciler.core.policy import Agent, Platform
-
-HOST_IMAGE = "host"
-"""The image that is the host's own /usr; only bubblewrap runs it, and it runs no other."""
-
-
-class Isolation(StrEnum):
-    """How far a sandbox is from the host's kernel, weakest first."""
-
-    NAMESPACE = "namespace"
-    CONTAINER = "container"
-    GVISOR = "gvisor"
-    MICROVM = "microvm"
-
-
-class BackendName(StrEnum):
-    """The backends, in the order that breaks ties between equal isolations."""
-
-    K8S = "k8s"
-    FIRECRACKER = "firecracker"
-    DOCKER = "docker"
-    BUBBLEWRAP = "bubblewrap"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

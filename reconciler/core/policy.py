@@ -8,12 +8,33 @@ from typing import TYPE_CHECKING
 
 from proxy.entry import Entry, parse_deny
 from proxy.policy import ProxyLayer, ProxyPolicy
-from reconciler.core.choose import BackendName, Isolation
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from reconciler.core.load import Tree
+
+
+HOST_IMAGE = "host"
+"""The image that is the host's own /usr; only bubblewrap runs it, and it runs no other."""
+
+
+class Isolation(StrEnum):
+    """How far a sandbox is from the host's kernel, weakest first."""
+
+    NAMESPACE = "namespace"
+    CONTAINER = "container"
+    GVISOR = "gvisor"
+    MICROVM = "microvm"
+
+
+class BackendName(StrEnum):
+    """The backends, in the order that breaks ties between equal isolations."""
+
+    K8S = "k8s"
+    FIRECRACKER = "firecracker"
+    DOCKER = "docker"
+    BUBBLEWRAP = "bubblewrap"
 
 
 class BackendChoice(StrEnum):

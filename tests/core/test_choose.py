@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reconciler.core.choose import Available, BackendName, Chosen, Isolation, Missing, Probe, choose, strength
+from reconciler.core.choose import Available, Chosen, Missing, Probe, choose, strength
 from reconciler.core.job import RefusalCode, Refused
-from reconciler.core.policy import BackendChoice
+from reconciler.core.policy import BackendChoice, BackendName, Isolation
 from tests.flow.house import agent, platform
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ import anyio
 from reconciler import daemon
 from reconciler.backends import bwrap_args, bwrap_launch, bwrap_process, proxy_process
 from reconciler.backends.bubblewrap import Bubblewrap
-from reconciler.core.choose import BackendName
+from reconciler.core.policy import BackendName
 from reconciler.host import Host, load_host
 
 if TYPE_CHECKING:

@@ -289,6 +289,10 @@ class Installation:
         """Whatever there is of runs: processes, control groups, files; empty when no run is alive."""
         return traces.look(self)
 
+    def gone_processes(self, *, timeout: float = 5) -> None:
+        """Wait until no process of a run is left, whoever ended it."""
+        self.eventually(lambda: not traces.processes(self), "no process of a run is left", timeout=timeout)
+
     def gone(self, what: str, *, timeout: float = 10) -> None:
         """Wait until there is no trace of a run."""
         try:

@@ -17,8 +17,9 @@ import anyio.lowlevel
 from proxy.entry import matches
 from proxy.record import Record, Verdict
 from reconciler.backends.base import Exit, ExitCode, LaunchRefused, Planned, Reaped, Stream
-from reconciler.core.choose import Available, BackendName, Isolation
+from reconciler.core.choose import Available
 from reconciler.core.gate_report import GateReport, TargetReport, TargetVerdict
+from reconciler.core.policy import BackendName, Isolation
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable

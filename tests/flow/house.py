@@ -14,8 +14,17 @@ import anyio
 
 from proxy.entry import Entry, parse
 from reconciler.clock import SystemClock
-from reconciler.core.choose import BackendName, Isolation
-from reconciler.core.policy import Agent, BackendChoice, Effective, InForce, Layer, Limits, Platform
+from reconciler.core.policy import (
+    Agent,
+    BackendChoice,
+    BackendName,
+    Effective,
+    InForce,
+    Isolation,
+    Layer,
+    Limits,
+    Platform,
+)
 from reconciler.host import Host
 from reconciler.jobs import Jobs
 from reconciler.journal import LOG, Journal

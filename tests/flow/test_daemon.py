@@ -14,7 +14,7 @@ import anyio
 import pytest
 from jsonschema import Draft202012Validator
 
-from reconciler.core.choose import BackendName
+from reconciler.core.policy import BackendName
 from reconciler.core.schema import load_schema
 from reconciler.daemon import Daemon, check, open_parts
 from tests.estate import PLATFORM, Estate, agent

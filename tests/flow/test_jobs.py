@@ -14,8 +14,8 @@ from jsonschema import Draft202012Validator
 
 from reconciler import attend, live
 from reconciler.core.audit import Verified, verify
-from reconciler.core.choose import BackendName, Missing
-from reconciler.core.policy import BackendChoice, Effective
+from reconciler.core.choose import Missing
+from reconciler.core.policy import BackendChoice, BackendName, Effective
 from reconciler.core.result import Result, ResultCode
 from reconciler.core.schema import load_schema
 from reconciler.journal import LOG, Journal, JournalFailed

@@ -1,0 +1,254 @@
+"""Whatever is killed, and whenever: a job has exactly one result, ran at most once, and nothing of it is left."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from reconciler.core.schema import load_schema
+from tests.e2e import documents, traces
+from tests.e2e.dying_daemon import MOMENTS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.e2e.installation import Installation
+
+pytestmark = [pytest.mark.bubblewrap, pytest.mark.rig]
+
+ONCE = """
+import sys, urllib.request
+print(urllib.request.urlopen("http://example.com/" + sys.argv[1], timeout=5).status, flush=True)
+sys.exit(7)
+"""
+FOR_EVER = """
+import subprocess, urllib.request
+subprocess.Popen(["/usr/bin/setsid", "/usr/bin/sleep", "300"])
+while True:
+    urllib.request.urlopen("http://example.com/again", timeout=5).read()
+    print("sent", flush=True)
+"""
+AFTER_EXIT = {"drain", "undo sandbox", "undo sandbox cgroup"}
+"""From these moments on it is on disk how the command ended."""
+DELAYS = (0.0, 0.02, 0.1, 0.25, 0.45)
+
+
+@pytest.fixture(scope="module")
+def adopted(bare: Installation) -> Installation:
+    """A policy in force, and no daemon."""
+    bare.adopt({"platform": documents.platform(), "agents/helper": documents.agent(allow=["example.com"])})
+    bare.stop()
+    return bare
+
+
+def once(stem: str) -> dict[str, object]:
+    """A job whose run is seen at the origin, and that ends with status 7."""
+    return {**documents.script(ONCE), "command": [documents.PYTHON, "-I", "job.py", stem]}
+
+
+def starts(installation: Installation, stem: str) -> int:
+    """How often a job's command got as far as the origin."""
+    heads = [arrival.first.split(b" ")[1] for arrival in installation.rig.arrivals(port=80)]
+    return heads.count(f"/{stem}".encode())
+
+
+def results(installation: Installation, stem: str) -> list[dict[str, Any]]:
+    """Every result that there is of a job, whatever its directory is called."""
+    found = sorted((installation.spool / "done" / "root").glob(f"{stem}*/result.json"))
+    return [json.loads(path.read_text("utf-8")) for path in found]
+
+
+def died(installation: Installation) -> None:
+    """Wait for the daemon to die by SIGKILL, and for everything that died with it."""
+    daemon = installation.daemon
+    assert daemon is not None
+    assert daemon.wait(timeout=30) == -signal.SIGKILL
+    installation.daemon = None
+    # Nobody cleans up yet: sandboxes die with their daemon, and proxies when their input ends.
+    installation.gone_processes()
+
+
+@dataclass(frozen=True, slots=True)
+class Aftermath:
+    """What the next daemon made of a job during whose run the one before was killed."""
+
+    results: list[dict[str, Any]]
+    traces: list[str]
+    starts: int
+    rows: list[dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def killed(adopted: Installation) -> dict[str, Aftermath]:
+    """One daemon after the other, each killed at another moment of its job, each cleaning up after the one before."""
+    adopted.rig.clear()
+    found: dict[str, Aftermath] = {}
+    stems = {moment: moment.replace(" ", "-") for moment in MOMENTS}
+    before = None
+    for moment in MOMENTS:
+        adopted.start([sys.executable, "-m", "tests.e2e.dying_daemon", moment])
+        if before is not None:
+            found[before] = aftermath(adopted, stems[before])
+        adopted.drop(stems[moment], once(stems[moment]))
+        died(adopted)
+        before = moment
+    adopted.start()
+    found[MOMENTS[-1]] = aftermath(adopted, stems[MOMENTS[-1]])
+    adopted.stop()
+    return found
+
+
+def aftermath(installation: Installation, stem: str) -> Aftermath:
+    """Look at what there is of a job once a daemon has started again."""
+    whole = results(installation, stem)
+    return Aftermath(
+        results=whole,
+        traces=installation.traces(),
+        starts=starts(installation, stem),
+        rows=[row for one in whole for row in installation.rows(run=one["run"])],
+    )
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_kill_9_of_the_daemon_leaves_one_result_and_nothing_else(killed: dict[str, Aftermath], moment: str) -> None:
+    after = killed[moment]
+    assert after.traces == []
+    (result,) = after.results
+    load_schema("result").validator.validate(result)
+    expected = ("exited", 7) if moment in AFTER_EXIT else ("interrupted", None)
+    assert (result["code"], result["status"]) == expected
+    assert after.starts == (1 if moment in AFTER_EXIT | {"exit"} else after.starts)
+    assert after.starts <= 1
+    assert (after.rows[-1]["event"], after.rows[-1]["outcome"]) == ("agent_sandbox.teardown", "recovered")
+    failed = [row for row in after.rows if row["event"] == "agent_sandbox.fail"]
+    assert [row["code"] for row in failed] == ([] if moment in AFTER_EXIT else ["interrupted"])
+
+
+def test_the_audit_log_holds_after_all_of_that(adopted: Installation, killed: dict[str, Aftermath]) -> None:
+    said = adopted.ringfence("audit", "verify", "--log", str(adopted.state / "audit")).stdout
+    assert f"{len(adopted.rows())} rows, unchanged and in order" in said
+    runs = [after.results[0]["run"] for after in killed.values()]
+    assert len(set(runs)) == len(MOMENTS)
+    for row in adopted.rows():
+        load_schema("audit").validator.validate(row)
+
+
+def test_what_a_job_did_before_the_crash_is_in_its_result(killed: dict[str, Aftermath]) -> None:
+    (result,) = killed["exit"].results
+    assert result["output"]["tail"] == "200\n"
+    assert (result["decisions"]["allowed"], result["decisions"]["denied"]) == (1, 0)
+    assert result["gate"]["passed"] is True
+
+
+@pytest.fixture
+def running(adopted: Installation) -> Iterator[Installation]:
+    """The daemon itself, as it is installed; whoever killed it has it started again."""
+    adopted.rig.reset()
+    adopted.start()
+    yield adopted
+    adopted.stop()
+
+
+@pytest.fixture
+def work(running: Installation, request: pytest.FixtureRequest) -> str:
+    """A job that sends for ever, and has a child that wants to outlive it; gives its name."""
+    stem = f"work-{abs(hash(request.node.name)) % 10**8}"
+    running.drop(stem, documents.script(FOR_EVER))
+    output = running.runtime / "runs" / running.live(stem)["run"] / "output.log"
+    running.eventually(lambda: output.read_bytes().count(b"sent") > 3, "the job sends")
+    return stem
+
+
+def silent(installation: Installation) -> None:
+    """Nothing leaves the machine any more."""
+    installation.rig.clear()
+    time.sleep(0.5)
+    assert installation.rig.packets() == []
+
+
+def test_kill_9_of_the_running_daemon_stops_what_is_sent_before_anybody_cleans_up(
+    running: Installation, work: str
+) -> None:
+    assert len(traces.sandboxes(running)) >= 3
+    assert len(traces.proxies(running)) == 1
+    running.kill()
+    running.gone_processes()
+    silent(running)
+    assert results(running, work) == []
+    running.start()
+    assert running.traces() == []
+    (result,) = results(running, work)
+    assert (result["code"], result["status"]) == ("interrupted", None)
+    assert result["output"]["tail"].startswith("sent\n")
+    time.sleep(0.3)
+    assert len(results(running, work)) == 1
+
+
+def test_kill_9_of_the_proxy_stops_the_run_and_nothing_leaves(running: Installation, work: str) -> None:
+    (proxy,) = traces.proxies(running)
+    os.kill(proxy, signal.SIGKILL)
+    result = running.result(work)
+    running.settled(result["run"])
+    assert (result["code"], result["status"]) == ("proxy_died", None)
+    assert running.traces() == []
+    silent(running)
+    (row,) = running.rows("fail", run=result["run"])
+    assert (row["code"], row["outcome"]) == ("proxy_died", "failed")
+    (after,) = running.rows("teardown", run=result["run"])
+    assert (after["outcome"], after["detail"]["undone"]) == ("done", [])
+
+
+def test_kill_9_of_the_sandbox_is_told_apart_and_its_proxy_ends_with_it(running: Installation, work: str) -> None:
+    # bwrap's outer process is the one whose parent is the daemon.
+    assert running.daemon is not None
+    (outer,) = [pid for pid in traces.sandboxes(running) if parent(pid) == running.daemon.pid]
+    os.kill(outer, signal.SIGKILL)
+    result = running.result(work)
+    running.settled(result["run"])
+    assert (result["code"], result["status"]) == ("sandbox_crashed", None)
+    assert running.traces() == []
+    silent(running)
+
+
+def parent(pid: int) -> int:
+    """Parent of a process."""
+    with open(f"/proc/{pid}/stat", encoding="utf-8") as file:  # noqa: PTH123 - one line of proc
+        return int(file.read().rpartition(")")[2].split()[1])
+
+
+@pytest.mark.parametrize("delay", DELAYS, ids=lambda delay: f"{delay * 1000:.0f} ms after the job came")
+def test_kill_9_at_any_time_leaves_one_result(running: Installation, delay: float) -> None:
+    stem = f"any-{delay * 1000:.0f}"
+    running.drop(stem, once(stem))
+    time.sleep(delay)
+    running.kill()
+    running.start()
+    running.result(stem)
+    running.gone("nothing is left")
+    (result,) = results(running, stem)
+    # Killed before it was decided on, it is run by the next daemon; after that it never is.
+    assert (result["code"], result["status"]) in {("exited", 7), ("interrupted", None)}
+    assert starts(running, stem) <= 1
+    if result["code"] == "exited":
+        assert starts(running, stem) == 1
+
+
+def test_sigterm_ends_runs_within_the_hosts_patience_and_leaves_nothing(adopted: Installation) -> None:
+    settings = json.loads(adopted.host_config.read_text("utf-8"))
+    adopted.write_host({**settings, "stop_timeout": "1s"})
+    adopted.start()
+    adopted.drop("stopping", documents.script(FOR_EVER))
+    adopted.live("stopping")
+    adopted.stop()
+    (result,) = results(adopted, "stopping")
+    assert (result["code"], result["status"]) == ("stopping", None)
+    assert adopted.traces() == []
+    assert adopted.rows()[-1]["event"] == "agent_sandbox.daemon.stop"
+    adopted.write_host(settings)
