@@ -1,4 +1,4 @@
-"""Owns the Docker rig's command line: build, up, down. README.md beside this file says how to use it."""
+"""Owns the Docker rig's command line: build, up, table, down. README.md beside this file says how to use it."""
 
 from __future__ import annotations
 
@@ -8,15 +8,36 @@ import os
 import select
 import signal
 import sys
+import tempfile
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tests.rig import Rig
 from tests.rig import sweep as sweep_rigs
-from tests.rig.docker import Engine, Firewall, Store, Which, cache, sweep
+from tests.rig.docker import Engine, Firewall, Store, Which, agent_image_tar, cache, networks, sweep
 
 if TYPE_CHECKING:
     from types import FrameType
+
+
+def _engine(rig: Rig, arguments: argparse.Namespace) -> Engine:
+    return Engine(
+        rig,
+        which=Which(arguments.which),
+        firewall=Firewall(arguments.firewall),
+        store=None if arguments.store is None else Store(arguments.store),
+        rp_filter=arguments.rp_filter,
+        bridge_nf=arguments.bridge_nf,
+        local_resolver=arguments.local_resolver,
+    )
+
+
+def _table(arguments: argparse.Namespace) -> int:
+    with tempfile.TemporaryDirectory() as place, Rig() as rig, _engine(rig, arguments) as engine:
+        engine.load(agent_image_tar(Path(place) / "agent.tar").archive)
+        sys.stdout.write(networks.table(networks.measure(engine)) + "\n")
+    return 0
 
 
 def _up(arguments: argparse.Namespace) -> int:
@@ -25,18 +46,7 @@ def _up(arguments: argparse.Namespace) -> int:
 
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
-    cache.build(*cache.everything())
-    with (
-        Rig() as rig,
-        Engine(
-            rig,
-            which=Which(arguments.which),
-            firewall=Firewall(arguments.firewall),
-            store=None if arguments.store is None else Store(arguments.store),
-            rp_filter=arguments.rp_filter,
-            bridge_nf=arguments.bridge_nf,
-        ) as engine,
-    ):
+    with Rig() as rig, _engine(rig, arguments) as engine:
         told = {
             **rig.describe(),
             "docker_host": engine.base_url,
@@ -58,11 +68,14 @@ def main() -> int:
     commands = parser.add_subparsers(dest="do", required=True)
     commands.add_parser("build", help="build what is not in the cache, and say where it is")
     up = commands.add_parser("up", help="print the engine as JSON, keep it until SIGTERM, SIGINT or the end of input")
-    up.add_argument("--which", choices=[each.value for each in Which], default=Which.CURRENT.value)
-    up.add_argument("--firewall", choices=[each.value for each in Firewall], default=Firewall.IPTABLES.value)
-    up.add_argument("--store", choices=[each.value for each in Store])
-    up.add_argument("--rp-filter", type=int, choices=[0, 1, 2], default=2)
-    up.add_argument("--bridge-nf", action="store_true")
+    table = commands.add_parser("table", help="measure what a container reaches on each kind of network, as Markdown")
+    for each in (up, table):
+        each.add_argument("--which", choices=list(Which), default=Which.CURRENT)
+        each.add_argument("--firewall", choices=list(Firewall), default=Firewall.IPTABLES)
+        each.add_argument("--store", choices=list(Store))
+        each.add_argument("--rp-filter", type=int, choices=[0, 1, 2], default=2)
+        each.add_argument("--bridge-nf", action="store_true", help="bridged frames pass the firewall")
+        each.add_argument("--local-resolver", action="store_true", help="the host's resolver is on its loopback")
     commands.add_parser("down", help="remove what engines and rigs of dead processes left, and print their names")
     arguments = parser.parse_args()
     match arguments.do:
@@ -73,7 +86,11 @@ def main() -> int:
             sys.stdout.writelines(f"{part.path}\n" for part in cache.everything())
             return 0
         case "up":
+            cache.build(*cache.everything())
             return _up(arguments)
+        case "table":
+            cache.build(*cache.everything())
+            return _table(arguments)
         case _:
             sys.stdout.writelines(f"{name}\n" for name in (*sweep_rigs(), *sweep()))
             return 0

@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 HERE: Final = Path(__file__).parent
 IMAGES: Final = ROOT / "deploy" / "images"
 _TIMEOUT_S: Final = 3600
+_KEEP_S: Final = 7 * 86400
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +106,7 @@ def proxy(architecture: str = "amd64") -> Part:
 
 def everything() -> tuple[Part, ...]:
     """Return all that the tests on this machine use, in the order to build."""
-    return (packages(), agent(), proxy(), go())
+    return (packages(), agent(), proxy(), proxy("arm64"), go())
 
 
 def built() -> bool:
@@ -120,6 +122,8 @@ def build(*parts: Part) -> None:
     root().mkdir(parents=True, exist_ok=True)
     with (root() / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
+        for dead in root().glob("*.partial"):  # of a builder that was killed: we hold the lock
+            shutil.rmtree(dead)
         for part in parts:
             if not part.built:
                 _make(part)
@@ -143,7 +147,8 @@ def _make(part: Part) -> None:
         shutil.rmtree(place, ignore_errors=True)
         raise
     for old in root().glob(f"{part.name}-????????????????"):
-        if old != part.path:
+        # A younger one may be in use: by another checkout, by an engine that runs.
+        if old != part.path and old.stat().st_mtime < time.time() - _KEEP_S:
             shutil.rmtree(old)
 
 
