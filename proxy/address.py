@@ -112,13 +112,16 @@ def classify(address: Address, nat64: tuple[Network, ...] = ()) -> Kind:
     """Say what an address is for; whatever the table does not call public is not public."""
     reached = unwrap(address, nat64)
     if len(reached) == IPV4_LENGTH:
-        return _lookup(reached, _IPV4, Kind.PUBLIC)
+        return _lookup(reached, _IPV4_BY_BYTE[reached[0]], Kind.PUBLIC)
     if len(reached) == IPV6_LENGTH and reached in _GLOBAL_UNICAST:
         return _lookup(reached, _IPV6_INSIDE, Kind.PUBLIC)
     return _lookup(reached, _IPV6_OUTSIDE, Kind.RESERVED)
 
 
-def _lookup(address: Address, table: tuple[tuple[Network, Kind], ...], otherwise: Kind) -> Kind:
+_Table = tuple[tuple[Network, Kind], ...]
+
+
+def _lookup(address: Address, table: _Table, otherwise: Kind) -> Kind:
     for network, kind in table:
         if address in network:
             return kind
@@ -162,6 +165,12 @@ _IPV4 = (
     _row("240.0.0.0/4", Kind.RESERVED),
     _row("168.63.129.16", Kind.PLATFORM),
 )
+
+_IPV4_BY_BYTE: tuple[_Table, ...] = tuple(
+    tuple(row for row in _IPV4 if bytes([first]) in Network(row[0].base[:1], min(row[0].prefix, 8)))
+    for first in range(256)
+)
+"""The rows that can hold an address by its first byte: for most public addresses there are none to go through."""
 
 _GLOBAL_UNICAST = _row("2000::/3", Kind.PUBLIC)[0]
 

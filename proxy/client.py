@@ -5,7 +5,6 @@ Does not read requests or move bytes: what a connection carries is built on this
 
 from __future__ import annotations
 
-import asyncio
 from enum import Enum
 from typing import TYPE_CHECKING
 
@@ -13,14 +12,16 @@ from proxy.address import text_of
 from proxy.answer import refusal
 from proxy.decision import Code, Deny
 from proxy.judgement import Asking, Refused
-from proxy.tunnel import reset
 
 if TYPE_CHECKING:
+    import asyncio
+
     from proxy.address import Address
     from proxy.decision import Target
     from proxy.exchange import Exchange
     from proxy.policy import ProxyPolicy
     from proxy.server import Server
+    from proxy.stream import Stream
 
 HEAD_DEADLINE_S = 10.0
 HELLO_DEADLINE_S = 10.0
@@ -44,7 +45,7 @@ class Phase(Enum):
     CLOSED = "closed"
 
 
-class Client(asyncio.Protocol):
+class Client:
     """One client. `moved` is set by every piece of data and cleared by `tick`, which watches for idle ones."""
 
     __slots__ = (
@@ -61,13 +62,13 @@ class Client(asyncio.Protocol):
         "_scanned",
         "_server",
         "_sides",
+        "_stream",
         "_target",
-        "_transport",
         "_upstream",
         "moved",
     )
 
-    _transport: asyncio.Transport
+    _stream: Stream
 
     def __init__(self, server: Server) -> None:
         self._server = server
@@ -80,7 +81,7 @@ class Client(asyncio.Protocol):
         self._sides = 1
         self._opening: asyncio.Task[None] | None = None
         self._exchange: Exchange | None = None
-        self._upstream: asyncio.Transport | None = None
+        self._upstream: Stream | None = None
         self._inside: Target | None = None
         self._target: Target | None = None
         self._address: Address | None = None
@@ -114,7 +115,7 @@ class Client(asyncio.Protocol):
         """Close both sides with a reset."""
         self._phase = Phase.CLOSED
         self._drop()
-        reset(self._transport)
+        self._stream.reset()
 
     # The end.
 
@@ -128,7 +129,7 @@ class Client(asyncio.Protocol):
             self._close()
             return
         method = refused.asking.method
-        self._transport.write(refusal(refused.deny, with_body=method != "HEAD"))
+        self._stream.write(refusal(refused.deny, with_body=method != "HEAD"))
         if method == "CONNECT":
             # RFC 9931: what follows a refused CONNECT was meant for the target, so not a byte of it is read
             self._close()
@@ -143,7 +144,7 @@ class Client(asyncio.Protocol):
         if self._ended:
             self._close()
         else:
-            self._transport.write_eof()
+            self._stream.write_eof()
             self.read_on()
 
     def _expired(self) -> None:
@@ -165,7 +166,7 @@ class Client(asyncio.Protocol):
             self._phase = Phase.CLOSED
             self._deadline = self._server.now() + IDLE_S
             self._drop()
-            self._transport.close()
+            self._stream.close()
 
     def _drop(self) -> None:
         self._buffer.clear()
@@ -175,20 +176,20 @@ class Client(asyncio.Protocol):
             opening.cancel()
         upstream, self._upstream = self._upstream, None
         if upstream is not None:
-            reset(upstream)
+            upstream.reset()
 
     # What both do.
 
-    def keep(self, data: bytes) -> None:
+    def keep(self, data: bytes | memoryview) -> None:
         """Keep what is for later, and stop reading when that is much."""
         self._buffer += data
         if len(self._buffer) > MAX_EARLY:
-            self._transport.pause_reading()
+            self._stream.pause_reading()
 
     def read_on(self) -> None:
         """Read on, unless the client said that it is done or too much is kept already."""
         if not self._ended and len(self._buffer) <= MAX_EARLY:
-            self._transport.resume_reading()
+            self._stream.resume_reading()
 
     def _record(self, deny: Deny) -> None:
         asking = self._asking

@@ -76,49 +76,30 @@ def _more(data: bytes | bytearray) -> Incomplete | NotTls:
     return NotTls("the ClientHello is too large") if len(data) >= MAX_HELLO else Incomplete()
 
 
-class _Cursor:
-    """Reads length-prefixed parts; past the end it raises IndexError, which `_hello` turns into a value."""
-
-    __slots__ = ("at", "data")
-
-    def __init__(self, data: bytes) -> None:
-        self.data = data
-        self.at = 0
-
-    def take(self, count: int) -> bytes:
-        part = self.data[self.at : self.at + count]
-        if len(part) != count:
-            raise IndexError
-        self.at += count
-        return part
-
-    def vector(self, prefix: int) -> bytes:
-        return self.take(int.from_bytes(self.take(prefix), "big"))
-
-    def more(self) -> bool:
-        return self.at < len(self.data)
-
-
 def _hello(body: bytes) -> ServerName | NoServerName | NotTls:
+    """Read a whole ClientHello without its handshake header. Offsets, not objects: each tunnel to 443 comes by."""
     try:
-        cursor = _Cursor(body)
-        cursor.take(2 + 32)  # legacy version, random
-        cursor.vector(1)  # session id
-        cursor.vector(2)  # cipher suites
-        cursor.vector(1)  # compression methods
-        if not cursor.more():
+        at = 2 + 32  # legacy version, random
+        at += 1 + body[at]  # session id
+        at += 2 + (body[at] << 8 | body[at + 1])  # cipher suites
+        at += 1 + body[at]  # compression methods
+        if at == len(body):
             return NoServerName()
-        extensions = _Cursor(cursor.vector(2))
-        if cursor.more():
-            return NotTls("bytes follow the extensions of the ClientHello")
+        end = at + 2 + (body[at] << 8 | body[at + 1])
+        at += 2
+        if end != len(body):
+            return NotTls("the extensions do not end where the ClientHello does")
         name: bytes | None = None
-        while extensions.more():
-            kind = int.from_bytes(extensions.take(2), "big")
-            value = extensions.vector(2)
+        while at < end:
+            kind = body[at] << 8 | body[at + 1]
+            value = at + 4
+            at = value + (body[at + 2] << 8 | body[at + 3])
+            if at > end:
+                return NotTls("an extension is longer than the ClientHello")
             if kind == _SERVER_NAME:
                 if name is not None:
                     return NotTls("the ClientHello names a server twice")
-                name = _server_name(value)
+                name = _server_name(body[value:at])
     except IndexError:
         return NotTls("the ClientHello's parts do not fit its length")
     if name is None:
@@ -131,10 +112,7 @@ def _hello(body: bytes) -> ServerName | NoServerName | NotTls:
 
 def _server_name(value: bytes) -> bytes:
     """Read a list that holds exactly one host name; anything else would let two readers see two names."""
-    names = _Cursor(_Cursor(value).vector(2))
-    if len(names.data) + 2 != len(value) or names.take(1) != bytes([_HOST_NAME]):
+    listed, kind, size = value[0] << 8 | value[1], value[2], value[3] << 8 | value[4]
+    if listed != len(value) - 2 or size != len(value) - 5 or kind != _HOST_NAME or not size:
         raise IndexError
-    name = names.vector(2)
-    if names.more() or not name:
-        raise IndexError
-    return name
+    return value[5:]

@@ -6,7 +6,7 @@ Does not decide, resolve or dial: it asks the server, and carries the answer out
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, assert_never, cast
+from typing import TYPE_CHECKING, assert_never
 
 from proxy.address import text_of
 from proxy.answer import ESTABLISHED
@@ -27,12 +27,14 @@ from proxy.exchange import Exchange
 from proxy.head import Malformed, refuse_early, take_head
 from proxy.judgement import Asking, Open, Proof, Refused, judge
 from proxy.record import printable
+from proxy.stream import Stream
 from proxy.target import HTTP_PORT
 from proxy.tunnel import Held, TunnelEnd
 
 if TYPE_CHECKING:
-    import asyncio
+    import socket
 
+    from proxy.policy import ProxyPolicy
     from proxy.server import Reached
 
 HTTPS_PORT = 443
@@ -45,21 +47,20 @@ class Connection(Client):
 
     # What the client does.
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Take the connection, or say why not."""
-        # not every loop's transports are subclasses of asyncio's
-        self._transport = cast("asyncio.Transport", transport)
+    def connection_made(self, sock: socket.socket) -> None:
+        """Take the connection, or say why not. Raises OSError when it is gone already."""
+        self._stream = Stream(self._server.poller, sock, self)
         deny = self._server.admit(self)
         if deny is not None:
             self._refuse(Refused(deny, Asking()))
 
-    def data_received(self, data: bytes) -> None:
+    def data_received(self, data: memoryview) -> None:
         """Take bytes of the client."""
         match self._phase:
             case Phase.EXCHANGE:
                 self.moved = True
                 if self._exchange is not None:
-                    self._exchange.client_data(data)
+                    self._exchange.client_data(bytes(data))
             case Phase.HEAD:
                 if not self._buffer:
                     self._deadline = min(self._deadline, self._server.now() + HEAD_DEADLINE_S)
@@ -94,7 +95,7 @@ class Connection(Client):
                 self._close()
                 return False
 
-    def connection_lost(self, exc: Exception | None) -> None:
+    def connection_lost(self, exc: OSError | None) -> None:
         """Let go of everything that was for this client."""
         del exc
         self._close()
@@ -129,7 +130,7 @@ class Connection(Client):
             case Refused():
                 self._refuse(judged)
             case Proof(response):
-                self._transport.write(response)
+                self._stream.write(response)
                 self._linger()
             case Open():
                 self._asking = judged.asking
@@ -141,13 +142,14 @@ class Connection(Client):
                 else:
                     self._phase = Phase.OPENING
                     self._deadline = math.inf
-                    self._opening = server.tasks.create_task(self._open(judged))
+                    # the connection owns this task: whatever ends the one cancels the other
+                    self._opening = server.loop.create_task(self._open(judged, server.policy))
 
-    async def _open(self, judged: Open) -> None:
+    async def _open(self, judged: Open, judged_by: ProxyPolicy) -> None:
         """Resolve, decide, dial; then forward or open the tunnel."""
         try:
-            reached = await self._server.reach(judged.resolved)
-            deny = reached if isinstance(reached, Deny) else await self._hold(reached, judged)
+            reached = await self._server.reach(judged.resolved, judged_by)
+            deny = reached if isinstance(reached, Deny) else self._hold(reached, judged)
         except Exception as broken:  # noqa: BLE001 — one broken connection must not take the others with it
             self._server.report(broken)
             deny = Deny(Code.INTERNAL, f"the proxy failed: {type(broken).__name__}")
@@ -155,19 +157,13 @@ class Connection(Client):
         if deny is not None:
             self._refuse(Refused(deny, judged.asking))
 
-    async def _hold(self, reached: Reached, judged: Open) -> Deny | None:
+    def _hold(self, reached: Reached, judged: Open) -> Deny | None:
         """Make the connected socket the upstream side, and go on with it."""
         server, target, address = self._server, judged.resolved.target, reached.address
-        try:
-            upstream, _ = await server.loop.create_connection(lambda: Held(self), sock=reached.sock)
-        except BaseException:
-            reached.sock.close()
-            raise
+        upstream = Stream(server.poller, reached.sock, Held(self), paused=True)
         deny = None if server.policy is reached.policy else server.judge_open(server.policy, target, address)
         if deny is None and server.decisions.crowded:
             deny = UNWRITABLE
-        if deny is None and upstream.is_closing():
-            deny = Deny(Code.CONNECT_FAILED, f"{target} closed the connection at once")
         if deny is not None:
             upstream.abort()
             return deny
@@ -176,7 +172,7 @@ class Connection(Client):
         if judged.forward is not None:
             self._forward(judged, judged.forward, upstream)
             return None
-        self._transport.write(ESTABLISHED)
+        self._stream.write(ESTABLISHED)
         if target.port == HTTP_PORT:
             self._inside = target
             self._next_head()
@@ -189,10 +185,10 @@ class Connection(Client):
             self._join()
         return None
 
-    def _forward(self, judged: Open, first: bytes, upstream: asyncio.Transport) -> None:
+    def _forward(self, judged: Open, first: bytes, upstream: Stream) -> None:
         self._phase = Phase.EXCHANGE
         self._deadline = self._server.now() + IDLE_S
-        self._exchange = Exchange(self, self._transport, upstream, judged.head, self._server.via)
+        self._exchange = Exchange(self, self._stream, upstream, judged.head, self._server.via)
         early = bytes(self._buffer)
         self._buffer.clear()
         self.read_on()
@@ -256,9 +252,9 @@ class Connection(Client):
         self._sides = 2
         early = bytes(self._buffer)
         self._buffer.clear()
-        TunnelEnd.join(self, self._transport, self._upstream, early, ended=self._ended)
+        TunnelEnd.join(self, self._stream, self._upstream, early, ended=self._ended)
 
-    def upstream_lost(self, exc: Exception | None) -> None:
+    def upstream_lost(self, exc: OSError | None) -> None:
         """Note that the target went away before anything was read from it."""
         if self._phase in (Phase.HELLO, Phase.HEAD):
             self._upstream = None

@@ -12,24 +12,26 @@ from proxy.decision import Code, Deny
 
 if TYPE_CHECKING:
     from proxy.decision import Dial
+    from proxy.stream import Poller
 
 CONNECT_DEADLINE_S = 10.0
 ATTEMPT_DELAY_S = 0.25
 """How long one address is waited for before the next is tried beside it (RFC 8305 section 5)."""
 
 
-async def dial(allowed: Dial) -> socket.socket | Deny:
-    """Connect to one of the allowed addresses, never to a name, and make sure of who answered.
+Connected = tuple[socket.socket, Address]
+"""A connected, non-blocking socket and the address at its other end; whoever gets it owns it."""
 
-    The socket is connected and non-blocking; the caller owns it.
-    """
+
+async def dial(poller: Poller, allowed: Dial) -> Connected | Deny:
+    """Connect to one of the allowed addresses, never to a name, and make sure of who answered."""
     target = allowed.target
     try:
         async with asyncio.timeout(CONNECT_DEADLINE_S):
             if len(allowed.addresses) == 1:
-                connected = await _attempt(allowed.addresses[0], target.port)
+                connected = await _attempt(poller, allowed.addresses[0], target.port)
             else:
-                connected = await _race(_interleaved(allowed.addresses), target.port)
+                connected = await _race(poller, _interleaved(allowed.addresses), target.port)
     except TimeoutError:
         return Deny(Code.CONNECT_TIMEOUT, f"{target} did not answer within {CONNECT_DEADLINE_S:g} s")
     if isinstance(connected, OSError):
@@ -40,7 +42,7 @@ async def dial(allowed: Dial) -> socket.socket | Deny:
     if peer_of(sock) != address:
         sock.close()
         return Deny(Code.PEER_MISMATCH, f"{target} was dialled at {text_of(address)}, and something else answered")
-    return sock
+    return connected
 
 
 def peer_of(sock: socket.socket) -> Address | None:
@@ -61,14 +63,15 @@ def _interleaved(addresses: tuple[Address, ...]) -> list[Address]:
     return ordered
 
 
-async def _attempt(address: Address, port: int) -> tuple[socket.socket, Address] | OSError:
+async def _attempt(poller: Poller, address: Address, port: int) -> Connected | OSError:
     try:
         family = socket.AF_INET if len(address) == IPV4_LENGTH else socket.AF_INET6
         sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
     except OSError as broken:
         return broken
     try:
-        await asyncio.get_running_loop().sock_connect(sock, (text_of(address), port))
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        await poller.connect(sock, (text_of(address), port))
     except OSError as failed:
         sock.close()
         return failed
@@ -78,18 +81,18 @@ async def _attempt(address: Address, port: int) -> tuple[socket.socket, Address]
     return sock, address
 
 
-async def _race(addresses: list[Address], port: int) -> tuple[socket.socket, Address] | OSError:
-    attempts: list[asyncio.Task[tuple[socket.socket, Address] | OSError]] = []
-    winner: tuple[socket.socket, Address] | None = None
+async def _race(poller: Poller, addresses: list[Address], port: int) -> Connected | OSError:
+    attempts: list[asyncio.Task[Connected | OSError]] = []
+    winner: Connected | None = None
     last: OSError = OSError()
     try:
         async with asyncio.TaskGroup() as group:
             waiting = iter(addresses)
-            pending: set[asyncio.Task[tuple[socket.socket, Address] | OSError]] = set()
+            pending: set[asyncio.Task[Connected | OSError]] = set()
             while winner is None:
                 address = next(waiting, None)
                 if address is not None:
-                    attempts.append(group.create_task(_attempt(address, port)))
+                    attempts.append(group.create_task(_attempt(poller, address, port)))
                     pending.add(attempts[-1])
                 elif not pending:
                     break
@@ -111,9 +114,7 @@ async def _race(addresses: list[Address], port: int) -> tuple[socket.socket, Add
     return last if winner is None else winner
 
 
-def _close_losers(
-    attempts: list[asyncio.Task[tuple[socket.socket, Address] | OSError]], winner: tuple[socket.socket, Address] | None
-) -> None:
+def _close_losers(attempts: list[asyncio.Task[Connected | OSError]], winner: Connected | None) -> None:
     for attempt in attempts:
         if attempt.done() and not attempt.cancelled() and attempt.exception() is None:
             result = attempt.result()

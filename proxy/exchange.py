@@ -5,7 +5,6 @@ Does not decide, dial or read request heads.
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING
 
 from proxy.decision import Code, Deny
@@ -14,13 +13,14 @@ from proxy.request import LAST_CHUNK, BodyReader, chunk, forward_response, respo
 
 if TYPE_CHECKING:
     from proxy.connection import Connection
+    from proxy.stream import Stream
 
 _SWITCHING = 101
 _FINAL = 200
 _PROXY_AUTHENTICATION = 407
 
 
-class Exchange(asyncio.Protocol):
+class Exchange:
     """The upstream side of one forwarded request, from its first byte to the last of the response."""
 
     __slots__ = (
@@ -40,8 +40,8 @@ class Exchange(asyncio.Protocol):
     def __init__(
         self,
         connection: Connection,
-        client: asyncio.Transport,
-        upstream: asyncio.Transport,
+        client: Stream,
+        upstream: Stream,
         head: RequestHead,
         via: bytes,
     ) -> None:
@@ -59,7 +59,7 @@ class Exchange(asyncio.Protocol):
 
     def start(self, first: bytes, early: bytes) -> None:
         """Send the forwarded head, then what came of the body already. The upstream side is not reading yet."""
-        self._up.set_protocol(self)
+        self._up.set_end(self)
         self._up.resume_reading()
         self._up.write(first)
         if early:
@@ -79,7 +79,7 @@ class Exchange(asyncio.Protocol):
             if used and self._body.done:
                 out.append(LAST_CHUNK)
         if out:
-            self._up.writelines(out)
+            self._up.write(b"".join(out))
         if used < len(data):
             self._connection.keep(data[used:])
 
@@ -98,13 +98,13 @@ class Exchange(asyncio.Protocol):
         if not self._finished:
             self._up.resume_reading()
 
-    def data_received(self, data: bytes) -> None:
+    def data_received(self, data: memoryview) -> None:
         """Take bytes of the response."""
         self._connection.moved = True
         if self._finished:
             return
         if self._reader is not None:
-            self._pass_on(self._reader, data)
+            self._pass_on(self._reader, bytes(data))
             return
         self._buffer += data
         while (taken := take_head(self._buffer, self._scanned)) is not None:
@@ -140,7 +140,7 @@ class Exchange(asyncio.Protocol):
         if self._out is Framing.CHUNKED:
             out = [chunk(piece) for piece in out if piece]
         if out:
-            self._client.writelines(out)
+            self._client.write(b"".join(out))
         if reader.broken is not None:
             self._fail(Deny(Code.BAD_RESPONSE, reader.broken))
         elif reader.done:
@@ -176,7 +176,7 @@ class Exchange(asyncio.Protocol):
                     self._fail(Deny(Code.BAD_RESPONSE, "the target closed the connection in the middle of a response"))
         return False
 
-    def connection_lost(self, exc: Exception | None) -> None:
+    def connection_lost(self, exc: OSError | None) -> None:
         """Note that the target is gone; before the response's end that is a failure."""
         del exc
         if not self._finished:

@@ -26,7 +26,7 @@ ATTEMPT_S = 0.5
 MAX_ENTRIES = 20_000
 """How many directory entries are looked at for sockets; a root of ours holds far fewer outside /usr."""
 UNWALKED = frozenset({"/proc", "/sys", "/usr"})
-WEAK_KINDS = frozenset({"udp", "dns-udp", "icmp", "icmp-raw"})
+WEAK_KINDS = frozenset({"udp", "udp-bound", "dns-udp", "dns-relay", "icmp", "icmp-raw"})
 """Tried only after the others were denied in every round: a datagram that slips out leaves state to ride on."""
 NO_SUCH_SOCKET = frozenset({"EPERM", "EACCES", "EAFNOSUPPORT", "EPROTONOSUPPORT", "ESOCKTNOSUPPORT", "ENODEV"})
 SOCKET_KINDS = frozenset({"icmp", "icmp-raw", "packet", "vsock"})
@@ -46,6 +46,10 @@ DENIALS = frozenset(
     }
 )
 """What counts as denied at a target that was alive; anything else (no memory, no descriptors) says nothing."""
+BOUND_KINDS = frozenset({"tcp-bound", "udp-bound"})
+"""Tried from a socket that is bound to a link: every address then counts as being on it, whatever the routes say."""
+NOT_RELAYED = {2: "SERVFAIL", 4: "NOTIMP", 5: "REFUSED"}
+"""Response codes (RFC 1035, 4.1.1) of a resolver inside the fence that asked nobody."""
 ANSWERED = "answered"
 NOT_TRIED = "not_tried"
 
@@ -195,6 +199,9 @@ def _start_one(index: int, target: Target, address: Any) -> Attempt | str:
         return errno_name(error)
     try:
         sock.setblocking(False)
+        if target.kind in BOUND_KINDS:
+            links = [name for _, name in socket.if_nameindex() if name != "lo"] or ["lo"]
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, links[0].encode())
         if target.kind in ("packet", "vsock"):
             # To have such a socket is the leak; whom it could reach is beyond any namespace.
             sock.close()
@@ -230,10 +237,10 @@ def _socket_kind(target: Target) -> tuple[int, int, int]:
 
 
 def _datagram(target: Target) -> bytes:
-    if target.kind == "dns-udp":
+    if target.kind in ("dns-udp", "dns-relay"):
         question = b"\x04gate\x09ringfence\x07invalid\x00\x00\x01\x00\x01"
         return struct.pack("!6H", 0x5246, 0x0100, 1, 0, 0, 0) + question
-    if target.kind == "udp":
+    if target.kind in ("udp", "udp-bound"):
         return b"ringfence-gate"
     if ":" in target.address:
         return struct.pack("!BBHHH", 128, 0, 0, 0x5246, 1)
@@ -249,11 +256,17 @@ def _finish(attempt: Attempt, target: Target) -> str | None:
     try:
         if target.kind in WEAK_KINDS:
             data = attempt.sock.recv(2048)
+            if target.kind == "dns-relay":
+                return NOT_RELAYED.get(data[3] & 15 if len(data) > 3 else 0, ANSWERED)  # noqa: PLR2004 - byte 3 holds it
             # A raw socket on loopback also hears the request itself (types 8 and 128).
             at = (data[0] & 15) * 4 if target.kind == "icmp-raw" and ":" not in target.address else 0
             return None if target.kind == "icmp-raw" and data[at : at + 1] in (b"\x08", b"\x80") else ANSWERED
         # A connect to an unused port of one's own range may meet itself (RFC 9293, simultaneous open): nobody is there.
-        met_itself = attempt.sock.getsockname() == attempt.sock.getpeername() and target.kind in ("tcp", "dns-tcp")
+        met_itself = attempt.sock.getsockname() == attempt.sock.getpeername() and target.kind in (
+            "tcp",
+            "tcp-bound",
+            "dns-tcp",
+        )
     except OSError as failure:
         return errno_name(failure)
     return "ECONNREFUSED" if met_itself else ANSWERED
@@ -319,7 +332,7 @@ def probe(given: dict[str, Any]) -> dict[str, Any]:
     """Ask the anchor, try every target for all rounds, look around; the whole report."""
     began = time.monotonic()
     deadline = began + float(given["budget_s"])
-    rounds = int(given["rounds"])
+    rounds, wait = int(given["rounds"]), float(given.get("attempt_s", ATTEMPT_S))
     targets = [Target(t["name"], t["kind"], t["address"], t["port"], bool(t["alive"])) for t in given["targets"]]
     # At most half of the time: a fence without a proxy may leak all the same, and that is to be named too.
     anchor = ask_anchor(given["proxy"], given["challenge"], given["answer_sha256"], (began + deadline) / 2)
@@ -332,11 +345,11 @@ def probe(given: dict[str, Any]) -> dict[str, Any]:
             time.sleep(float(given["interval_s"]))
         if time.monotonic() > deadline:
             break
-        for target, result in zip(strong, try_targets(strong, ATTEMPT_S)):  # noqa: B905 - `strict` is newer than 3.8
+        for target, result in zip(strong, try_targets(strong, wait)):  # noqa: B905 - `strict` is newer than 3.8
             seen[target.name].add(result)
         done += 1
     if not any(ANSWERED in results for results in seen.values()) and time.monotonic() < deadline:
-        for target, result in zip(weak, try_targets(weak, ATTEMPT_S)):  # noqa: B905 - `strict` is newer than 3.8
+        for target, result in zip(weak, try_targets(weak, wait)):  # noqa: B905 - `strict` is newer than 3.8
             seen[target.name].add(result)
     reported = []
     for target in targets:

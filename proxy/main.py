@@ -103,7 +103,7 @@ class Process:
         if first.canary is not None:
             canary = socket.create_server((address[0], first.canary), family=listener.family)
             await self._loop.create_server(lambda: Canary(self._arrived), sock=canary)
-        await server.listen(listener)
+        server.listen(listener)
         self._server = server
         self._line({"kind": "ready", "listen": _shown(address), "generation": first.generation, "pid": os.getpid()})
         self._sweep()

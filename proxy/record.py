@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from enum import StrEnum
+from json.encoder import encode_basestring_ascii
 
 VERSION = 1
 MAX_TEXT = 253
@@ -39,11 +39,12 @@ class Record:
 
     def to_line(self) -> bytes:
         """Write one line of compact JSON with sorted keys, newline included. ASCII whatever the fields hold."""
+        port = "null" if self.port is None else self.port
         return (
-            f'{{"address":{_json(self.address)},"code":{_json(self.code)},"count":{self.count},'
-            f'"generation":{self.generation},"host":{_json(self.host)},"kind":"decision","layer":{_json(self.layer)},'
-            f'"message":{_json(self.message)},"method":{_json(self.method)},"port":{_json(self.port)},'
-            f'"run":{_json(self.run)},"seq":{self.seq},"time":{self.time!r},"verdict":{_json(self.verdict)},'
+            f'{{"address":{_optional(self.address)},"code":{_text(self.code)},"count":{self.count},'
+            f'"generation":{self.generation},"host":{_text(self.host)},"kind":"decision","layer":{_optional(self.layer)},'
+            f'"message":{_text(self.message)},"method":{_text(self.method)},"port":{port},'
+            f'"run":{_text(self.run)},"seq":{self.seq},"time":{self.time!r},"verdict":{_text(self.verdict)},'
             f'"version":{VERSION}}}\n'
         ).encode("ascii")
 
@@ -82,7 +83,13 @@ class Record:
         )
 
 
-_json = json.JSONEncoder(ensure_ascii=True).encode
+_text = encode_basestring_ascii
+"""The encoder's own function for texts: an encoder that finds out what it was given takes five times as long."""
+
+
+def _optional(text: str | None) -> str:
+    return "null" if text is None else _text(text)
+
 
 _KEYS = frozenset({*Record.__slots__, "kind", "version"})
 

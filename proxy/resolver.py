@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from proxy.dns_message import Answer, Failure, NotOurs, RecordType, Truncated, parse, query
@@ -17,6 +16,7 @@ from proxy.dns_message import Answer, Failure, NotOurs, RecordType, Truncated, p
 if TYPE_CHECKING:
     from proxy.address import Address
     from proxy.decision import Resolve
+    from proxy.stream import Poller
 
 TOTAL_DEADLINE_S = 4.5
 ATTEMPT_S = 1.5
@@ -35,10 +35,11 @@ Server = tuple[str, int]
 class Resolver:
     """Looks names up for one proxy. Lookups of the same name at the same time are one."""
 
-    __slots__ = ("_cache", "_good", "_running", "_servers", "_tasks")
+    __slots__ = ("_cache", "_good", "_poller", "_running", "_servers", "_tasks")
 
-    def __init__(self, tasks: asyncio.TaskGroup) -> None:
+    def __init__(self, tasks: asyncio.TaskGroup, poller: Poller) -> None:
         self._tasks = tasks
+        self._poller = poller
         self._servers: tuple[Server, ...] = ()
         self._good = 0
         self._cache: dict[str, tuple[float, tuple[Address, ...]]] = {}
@@ -83,15 +84,17 @@ class Resolver:
 
     async def _both(self, host: str) -> list[Answer | Failure]:
         """Ask for both families side by side; each keeps the total deadline."""
-        async with asyncio.TaskGroup() as group:
-            asked = [group.create_task(self._ask(host, kind)) for kind in (RecordType.AAAA, RecordType.A)]
+        create = self._poller.loop.create_task
+        asked = [create(self._ask(host, kind)) for kind in (RecordType.AAAA, RecordType.A)]
+        try:
             done, pending = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
             if pending:
                 has_some = any(isinstance(task.result(), Answer) for task in done)
-                _, pending = await asyncio.wait(asked, timeout=OTHER_FAMILY_S if has_some else None)
-            for task in pending:
+                await asyncio.wait(asked, timeout=OTHER_FAMILY_S if has_some else None)
+            return [task.result() if task.done() else Failure.TIMEOUT for task in asked]
+        finally:
+            for task in asked:
                 task.cancel()
-        return [Failure.TIMEOUT if task.cancelled() else task.result() for task in asked]
 
     async def _ask(self, host: str, kind: RecordType) -> Answer | Failure:
         """Ask one server after the other, each for a while; a server that fails is not the last word."""
@@ -99,28 +102,31 @@ class Resolver:
         servers = self._servers
         if not servers:
             return Failure.SERVFAIL
-        with suppress(TimeoutError):
-            async with asyncio.timeout(TOTAL_DEADLINE_S):
-                for attempt in range(max(len(servers), int(TOTAL_DEADLINE_S / ATTEMPT_S))):
-                    at = (self._good + attempt) % len(servers)
-                    result = await self._exchange(servers[at], host, kind)
-                    if isinstance(result, Answer) or result in (Failure.NXDOMAIN, Failure.EMPTY):
-                        if servers is self._servers:
-                            self._good = at
-                        return result
-                    if result is not Failure.TIMEOUT:
-                        failure = result
-                        if attempt + 1 >= len(servers):
-                            break
+        now = self._poller.loop.time
+        end = now() + TOTAL_DEADLINE_S
+        for attempt in range(max(len(servers), int(TOTAL_DEADLINE_S / ATTEMPT_S))):
+            left = min(ATTEMPT_S, end - now())
+            if left <= 0:
+                break
+            at = (self._good + attempt) % len(servers)
+            result = await self._exchange(servers[at], host, kind, left)
+            if isinstance(result, Answer) or result in (Failure.NXDOMAIN, Failure.EMPTY):
+                if servers is self._servers:
+                    self._good = at
+                return result
+            if result is not Failure.TIMEOUT:
+                failure = result
+                if attempt + 1 >= len(servers):
+                    break
         return failure
 
-    async def _exchange(self, server: Server, host: str, kind: RecordType) -> Answer | Failure:
+    async def _exchange(self, server: Server, host: str, kind: RecordType, limit_s: float) -> Answer | Failure:
         identity = int.from_bytes(os.urandom(2), "big")
         try:
-            async with asyncio.timeout(ATTEMPT_S):
-                result = await _by_datagram(server, identity, host, kind)
-                if isinstance(result, Truncated):
-                    result = await _by_stream(server, identity, host, kind)
+            result = await _by_datagram(self._poller, server, identity, host, kind, limit_s)
+            if isinstance(result, Truncated):
+                async with asyncio.timeout(limit_s):
+                    return await _by_stream(self._poller, server, identity, host, kind)
         except TimeoutError:
             return Failure.TIMEOUT
         except OSError:
@@ -133,37 +139,41 @@ def _socket(server: Server, kind: socket.SocketKind) -> socket.socket:
     return socket.socket(family, kind | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
 
 
-async def _by_datagram(server: Server, identity: int, host: str, kind: RecordType) -> Answer | Failure | Truncated:
+async def _by_datagram(
+    poller: Poller, server: Server, identity: int, host: str, kind: RecordType, limit_s: float
+) -> Answer | Failure | Truncated:
     """Ask over UDP. Raises OSError where the server's host refuses."""
-    loop = asyncio.get_running_loop()
+    end = poller.loop.time() + limit_s
     with _socket(server, socket.SOCK_DGRAM) as sock:
         sock.connect(server)
         sock.send(query(identity, host, kind))
         for _ in range(_MAX_STRAY):
-            result = parse(await loop.sock_recv(sock, _MAX_DATAGRAM), identity, host, kind)
+            data = await poller.receive(sock, _MAX_DATAGRAM, end - poller.loop.time())
+            if data is None:
+                return Failure.TIMEOUT
+            result = parse(data, identity, host, kind)
             if not isinstance(result, NotOurs):
                 return result
     return Failure.MALFORMED
 
 
-async def _by_stream(server: Server, identity: int, host: str, kind: RecordType) -> Answer | Failure:
+async def _by_stream(poller: Poller, server: Server, identity: int, host: str, kind: RecordType) -> Answer | Failure:
     """Ask over TCP (RFC 7766): each message has its length before it. Raises OSError where the connection breaks."""
-    loop = asyncio.get_running_loop()
     question = query(identity, host, kind)
     with _socket(server, socket.SOCK_STREAM) as sock:
-        await loop.sock_connect(sock, server)
-        await loop.sock_sendall(sock, len(question).to_bytes(2, "big") + question)
-        data = await _read_exactly(sock, int.from_bytes(await _read_exactly(sock, 2), "big"))
+        await poller.connect(sock, server)
+        # it always fits into an empty send buffer
+        sock.send(len(question).to_bytes(2, "big") + question)
+        data = await _read_exactly(poller, sock, int.from_bytes(await _read_exactly(poller, sock, 2), "big"))
     result = parse(data, identity, host, kind)
     return Failure.MALFORMED if isinstance(result, NotOurs | Truncated) else result
 
 
-async def _read_exactly(sock: socket.socket, size: int) -> bytes:
+async def _read_exactly(poller: Poller, sock: socket.socket, size: int) -> bytes:
     """Read `size` bytes. Raises ConnectionError where the stream ends before."""
-    loop = asyncio.get_running_loop()
     data = b""
     while len(data) < size:
-        more = await loop.sock_recv(sock, size - len(data))
+        more = await poller.receive(sock, size - len(data), ATTEMPT_S)
         if not more:
             raise ConnectionError("the server closed the stream in the middle of an answer")
         data += more

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING
 from proxy.client import UNWRITABLE, Client
 from proxy.connection import Connection
 from proxy.decision import Code, Deny, Resolve, Target, decide_addresses, decide_name
-from proxy.dial import dial, peer_of
+from proxy.dial import dial
 from proxy.dns_message import Failure
 from proxy.resolver import TOTAL_DEADLINE_S, Resolver
+from proxy.stream import Listener, Poller
 
 if TYPE_CHECKING:
     import socket
@@ -76,17 +77,23 @@ class Server:
         """This process's pseudonym in `Via`: random, so that it says nothing and nobody else has it."""
         self.draining = False
         self._interfaces = interfaces
-        self._resolver = Resolver(tasks)
+        self.poller = Poller(self.loop, report)
+        self._resolver = Resolver(tasks, self.poller)
         self._connections: set[Client] = set()
         self._turned_away: set[Client] = set()
-        self._listeners: list[asyncio.Server] = []
+        self._listeners: list[Listener] = []
         self._empty = asyncio.Event()
         self._descriptors = _raise_descriptors()
         self.replace(policy)
 
-    async def listen(self, sock: socket.socket) -> None:
+    def listen(self, sock: socket.socket) -> None:
         """Accept clients on a bound TCP socket."""
-        self._listeners.append(await self.loop.create_server(lambda: Connection(self), sock=sock, backlog=BACKLOG))
+        sock.listen(BACKLOG)
+        self._listeners.append(Listener(self.poller, sock, self._accepted))
+
+    def _accepted(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        Connection(self).connection_made(sock)
 
     def replace(self, policy: ProxyPolicy) -> None:
         """Make a newer generation the one that counts, and close what it allows no longer."""
@@ -123,7 +130,7 @@ class Server:
         for connection in (*self._connections, *self._turned_away):
             connection.tick(now)
 
-    async def reach(self, resolved: Resolve) -> Reached | Deny:
+    async def reach(self, resolved: Resolve, judged_by: ProxyPolicy) -> Reached | Deny:
         """Look a name up, decide on its addresses, and connect to one of those that are allowed."""
         found = await self._resolver.lookup(resolved)
         target = resolved.target
@@ -131,21 +138,17 @@ class Server:
             code, what = _FAILURES[found]
             return Deny(code, f"{target.host} {what}")
         policy = self.policy
-        # A newer generation may have come while the name was looked up.
-        again = decide_name(policy, target)
-        if isinstance(again, Deny):
-            return again
-        allowed = decide_addresses(policy, again, found, local=self._interfaces.addresses())
+        if policy is not judged_by:
+            # A newer generation came while the name was looked up.
+            again = decide_name(policy, target)
+            if isinstance(again, Deny):
+                return again
+            resolved = again
+        allowed = decide_addresses(policy, resolved, found, local=self._interfaces.addresses())
         if isinstance(allowed, Deny):
             return allowed
-        sock = await dial(allowed)
-        if isinstance(sock, Deny):
-            return sock
-        address = peer_of(sock)
-        if address is None:
-            sock.close()
-            return Deny(Code.CONNECT_FAILED, f"{target} closed the connection at once")
-        return Reached(sock, address, policy)
+        connected = await dial(self.poller, allowed)
+        return connected if isinstance(connected, Deny) else Reached(*connected, policy)
 
     def judge_open(self, policy: ProxyPolicy, target: Target, address: Address) -> Deny | None:
         """Judge a connection that exists already by another policy than the one that it was made by."""

@@ -40,6 +40,8 @@ def asked(head: RequestHead) -> Asked | Malformed:
                 Code.MALFORMED, "CONNECT carries no body; send neither Content-Length nor Transfer-Encoding"
             )
         return Asked(connect=True, authority=target, origin="")
+    if head.method.upper() == "CONNECT":
+        return Malformed(Code.MALFORMED, "methods are case-sensitive; write CONNECT in capitals")
     scheme, separator, rest = target.partition("://")
     if not separator or scheme.lower() != "http":
         return Malformed(
@@ -69,7 +71,8 @@ def target_of(wanted: Asked, head: RequestHead) -> Target | Malformed:
         return host
     target = Target(host, number)
     if wanted.connect and head.host is not None:
-        return target if names(head.host, target, default=number) else _host_differs()
+        same = head.host == wanted.authority.encode("ascii") or names(head.host, target, default=number)
+        return target if same else _host_differs()
     return target
 
 
@@ -110,6 +113,9 @@ def asked_inside(head: RequestHead) -> Malformed | None:
     """Judge the target's form inside a tunnel, where only a path may stand (RFC 9112 section 3.2.1)."""
     if head.method.upper() == "TRACE":
         return Malformed(Code.METHOD, "TRACE would echo the request's own fields; it is not forwarded")
+    if head.method.upper() == "CONNECT":
+        # a server that takes it would open a tunnel of its own, to wherever the path says
+        return Malformed(Code.MALFORMED, "a tunnel is asked for outside any other")
     if head.target.startswith("/") or (head.method == "OPTIONS" and head.target == "*"):
         return None
     return Malformed(Code.MALFORMED, "inside a tunnel to port 80 a request's target is a path")

@@ -15,7 +15,7 @@ from reconciler.core.trust import Trust, TrustBroken
 from reconciler.reason import choose_signer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Container, Iterable, Mapping
 
     from reconciler.core.load import Tree
     from reconciler.reason import Verifier
@@ -67,12 +67,9 @@ class Admitted:
     statement: Statement
     approvals: tuple[Approval, ...]
     admissions: tuple[Admission, ...]
+    grants: tuple[Grant, ...]
+    """Its grants, with who signed them."""
     fresh: bool = True
-
-    @property
-    def grants(self) -> tuple[Grant, ...]:
-        """Its grants, with who signed them."""
-        return self.statement.approved(self.approvals)
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -104,11 +101,15 @@ class Admissions:
         return tuple(grant for one in self.admitted for grant in one.grants)
 
 
-def statement_of(signature: str, statements: Iterable[str]) -> str | None:
+def statement_of(signature: str, statements: Container[str]) -> str | None:
     """Say which statement a signature belongs to: `CHG-1.alice.sig` to `CHG-1.yaml`, the longest name that fits."""
     stem = signature.removesuffix(".sig")
-    fitting = [file for file in statements if stem.startswith(file.removesuffix("yaml"))]
-    return max(fitting, key=len, default=None)
+    # From the longest name down: to try each statement on each signature would be quadratic in what anybody commits.
+    while "." in stem:
+        stem = stem.rpartition(".")[0]
+        if f"{stem}.yaml" in statements:
+            return f"{stem}.yaml"
+    return None
 
 
 def admit(
@@ -119,6 +120,7 @@ def admit(
     now: datetime,
     terms: Terms,
     verifier: Verifier,
+    previous: Admissions | None = None,
 ) -> Admissions:
     """Judge every statement below `reasons/`. Blocks while ssh-keygen looks at signatures it has not seen.
 
@@ -132,18 +134,19 @@ def admit(
         now: the time, never running backwards.
         terms: what this host asks of a statement.
         verifier: remembers signatures between passes.
+        previous: what the pass before found; the statements that it read are not read again. It decides nothing.
     """
     known = {(one.sha256, one.key): one for one in before}
     statements = sorted(file for file in files if file.startswith(_FOLDER) and file.endswith(".yaml"))
     signatures: dict[str, list[str]] = {file: [] for file in statements}
     refused: list[Refusal] = []
     for file in sorted(file for file in files if file.startswith(_FOLDER) and file.endswith(".sig")):
-        statement = statement_of(file, statements)
+        statement = statement_of(file, signatures)
         if statement is None:
             refused.append(Refusal(file, "no_statement", "belongs to no statement: name it like one, or delete it"))
         else:
             signatures[statement].append(file)
-    one_pass = _Pass(files, trust, known=known, now=now, terms=terms, verifier=verifier)
+    one_pass = _Pass(files, trust, known=known, now=now, terms=terms, verifier=verifier, previous=previous)
     found = [one_pass.statement(file, signatures[file]) for file in statements]
     refused += one_pass.refused
     counts = Counter(one.statement.id for one in found if one is not None)
@@ -172,6 +175,7 @@ class _Pass:
         now: datetime,
         terms: Terms,
         verifier: Verifier,
+        previous: Admissions | None,
     ) -> None:
         self._files = files
         self._trust = trust
@@ -179,6 +183,7 @@ class _Pass:
         self._now = now
         self._terms = terms
         self._verifier = verifier
+        self._read = {one.statement.sha256: one for one in (previous.admitted if previous is not None else ())}
         self.refused: list[Refusal] = []
         self.elsewhere: list[str] = []
 
@@ -201,7 +206,8 @@ class _Pass:
                 message = "has no signature beside it: sign it (`ringfence reason sign`)"
                 self._refuse(file, ReasonRefused("no_signature", message), sha256)
             return None
-        statement = read(file, data)
+        before = self._read.get(sha256)
+        statement = read(file, data) if before is None else before.statement
         if isinstance(statement, tuple):
             for problem in statement:
                 self._refuse(file, ReasonRefused("bad_statement", f"{problem}: mend it and sign it again"), sha256)
@@ -220,10 +226,13 @@ class _Pass:
         if verdict is not None:
             self._refuse(file, verdict, sha256)
             return None
+        signed = tuple(sorted(approvals))
         return Admitted(
             file=file,
             statement=statement,
-            approvals=tuple(sorted(approvals)),
+            approvals=signed,
+            # The very objects of the pass before, which its outcome is indexed by.
+            grants=before.grants if before is not None and before.approvals == signed else statement.approved(signed),
             admissions=tuple(
                 Admission(
                     sha256=sha256,

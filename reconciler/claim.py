@@ -12,6 +12,7 @@ import os
 import re
 import shutil
 import stat
+import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Self
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 RESERVE = 512 * 1024
 """Bytes set aside at the claim for a result, so that a full disk does not cost a job its result."""
+_LEASE_S = 1.0
 RECORD = ".record.json"
 RESULT = ".result"
 _RESERVE = ".reserve"
@@ -147,7 +149,11 @@ class Claim:
         )
         if refused is not None:
             return refused
-        descriptor = os.open(self.file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        descriptor = _open(self.file)
+        if descriptor is None:
+            return Refused(
+                RefusalCode.BAD_JOB, "is under a lease (fcntl F_SETLEASE): give that up before delivering it"
+            )
         with os.fdopen(descriptor, "rb") as file:
             data = file.read(MAX_BYTES + 1)
         if len(data) > MAX_BYTES:
@@ -189,7 +195,7 @@ class Claim:
         return replace(self, state=state, result=result, quarantine=kept)
 
     def keep_live(self, files: Mapping[str, tuple[int, int]]) -> None:
-        """Remember which files are the run's live ones: their directory is its submitter's, so a name proves nothing.
+        """Remember which files are the run's live ones: what is read back is what was made, whatever has their names.
 
         Raises:
             OSError: it is not on disk.
@@ -255,13 +261,34 @@ class Claim:
     def forget(self) -> None:
         """Remove what is left of the claim; what is in quarantine moves there. Its result must have been handed over.
 
+        A tree that was delivered as a job is never walked: it may be deep or large without end, and grow meanwhile.
+
         Raises:
             OSError: the spool cannot be written.
         """
-        if self.quarantine and self.file.parent.exists():
+        if (self.quarantine or _is_directory(self.file)) and self.file.parent.exists():
             self.file.parent.rename(self.root / "quarantine" / self.run)
         shutil.rmtree(self.directory)
         durable.sync(self.directory.parent)
+
+
+def _is_directory(path: Path) -> bool:
+    try:
+        return stat.S_ISDIR(path.lstat().st_mode)
+    except FileNotFoundError:
+        return False
+
+
+def _open(file: Path) -> int | None:
+    """Open a claimed job file; None when a lease of its owner's keeps it closed, which is waited for only shortly."""
+    until = time.monotonic() + _LEASE_S
+    while True:
+        try:
+            return os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        except BlockingIOError:
+            if time.monotonic() > until:
+                return None
+            time.sleep(_LEASE_S / 10)
 
 
 def _move(source: str, target: str, *, source_fd: int, target_fd: int) -> bool:

@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from reconciler.commands import audit, job, policy, probe, reason, status
+from reconciler.commands import audit, guard, job, policy, probe, reason, status
 from reconciler.commands.console import Code, complain
 
 # typer exports one kind of usage error; what it is a kind of catches all of them.
@@ -38,6 +38,12 @@ def application() -> typer.Typer:
     reasons.command("verify")(reason.verify)
     app.add_typer(reasons, name="reason")
 
+    fence = typer.Typer(help="Print, load and check the host guard of the docker backend.", no_args_is_help=True)
+    fence.command("print")(guard.show)
+    fence.command("load")(guard.load)
+    fence.command("check")(guard.check)
+    app.add_typer(fence, name="guard")
+
     log = typer.Typer(help="Read and verify the audit log.", no_args_is_help=True)
     log.command("verify")(audit.verify)
     log.command("tail")(audit.tail)
@@ -52,7 +58,8 @@ def main() -> None:
     except UsageError as error:
         context = getattr(error, "ctx", None)
         hint = f"\nTry '{context.command_path} --help'." if context is not None else ""
-        complain(f"{error}{hint}")
+        # Its own words name the option or argument; its plain text does not.
+        complain(f"{getattr(error, 'format_message', error.__str__)()}{hint}")
         sys.exit(Code.USAGE)
     except typer.Abort:
         sys.exit(130)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from reconciler.admission import Admission, Admissions, admit
-from reconciler.config_rows import Lapsed, rows_of
+from reconciler.config_rows import Events, Lapsed, rows_of
 from reconciler.core import load
 from reconciler.core.load import Problem
 from reconciler.core.policy import InForce, in_force
@@ -24,7 +25,6 @@ from reconciler.snapshot import Bounds, NotSettled, Snapshot, take
 
 if TYPE_CHECKING:
     from reconciler.clock import Clock
-    from reconciler.core.audit import Event
     from reconciler.host import Host
     from reconciler.journal import Journal
     from reconciler.state import State, StateFile
@@ -34,9 +34,11 @@ SETTLE_S = 5.0
 _REMEMBER_TIME = timedelta(seconds=60)
 """How far the last time seen may lag behind on disk while nothing else changes."""
 _SOON = timedelta(days=14)
+_BATCH = 1000
+"""Rows that are written at once: the first pass over a large estate has tens of thousands."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Evaluated:
     """Everything that one pass found and would do. Nothing was written."""
 
@@ -48,7 +50,7 @@ class Evaluated:
     in_force: InForce
     problems: tuple[Problem, ...]
     """Of documents, of files that were not read, and of the trust files."""
-    events: tuple[Event, ...]
+    events: Events
     """The audit rows that `apply` writes before anything takes effect."""
     state: State
     """What `apply` stores after the rows."""
@@ -87,7 +89,7 @@ def evaluate(
     now: datetime,
     host: Host,
     verifier: Verifier,
-    previous: Desired | None = None,
+    previous: Evaluated | None = None,
 ) -> Evaluated:
     """Work out one pass over values that were read before; writes nothing, and runs only ssh-keygen.
 
@@ -100,20 +102,36 @@ def evaluate(
         now: the clock's time; the last time seen counts instead where that is later.
         host: settings.
         verifier: remembers signatures between passes.
-        previous: what the pass before read, so that only changed documents are read again.
+        previous: an earlier pass, so that only what changed since is read, judged and compared again. What it did not
+            have to do anew, it takes over: the answer is the same as without it.
     """
     if state.last_seen is not None:
         now = max(now, state.last_seen)
     wanted, admissions = Desired(), Admissions()
     if isinstance(snapshot, Snapshot):
-        wanted = _desired(snapshot, host, previous)
+        wanted = _desired(snapshot, host, None if previous is None else previous.desired)
         if wanted.empty:
             snapshot = NotSettled("empty", f"{host.policy} holds no policy document: that deletes nothing")
     if isinstance(snapshot, Snapshot):
         terms = Terms(host=host.name, ticket_pattern=host.ticket_pattern, max_age=host.max_age)
-        admissions = admit(snapshot.files, trust, state.admissions, now=now, terms=terms, verifier=verifier)
+        admissions = admit(
+            snapshot.files,
+            trust,
+            state.admissions,
+            now=now,
+            terms=terms,
+            verifier=verifier,
+            previous=None if previous is None else previous.admissions,
+        )
     revoked = trust.revoked_ids | {one.id for one in state.admissions if one.key in trust.revoked_keys}
-    outcome = reconcile(wanted, state.memory, admissions.grants, now=now.timestamp(), lapsed=revoked)
+    outcome = reconcile(
+        wanted,
+        state.memory,
+        admissions.grants,
+        now=now.timestamp(),
+        lapsed=revoked,
+        previous=None if previous is None else previous.outcome,
+    )
     if isinstance(snapshot, Snapshot):
         kept = tuple(one for admitted in admissions.admitted for one in admitted.admissions)
     else:
@@ -150,7 +168,12 @@ def evaluate(
         desired=wanted,
         admissions=admissions,
         outcome=outcome,
-        in_force=in_force(outcome.tree, revision=revision, generation=following.generation),
+        in_force=in_force(
+            outcome.tree,
+            revision=revision,
+            generation=following.generation,
+            previous=None if previous is None else (previous.outcome.tree, previous.in_force),
+        ),
         problems=_problems(wanted, trust),
         events=rows.events,
         state=following,
@@ -162,14 +185,15 @@ def evaluate(
 async def apply(evaluated: Evaluated, journal: Journal, file: StateFile) -> InForce:
     """Make one pass true: first its audit rows, then the state. The caller then tells live proxies.
 
-    Cut off between the two, the next pass finds the old state, decides the same again and writes the same rows again.
+    Cut off between the two, or between two batches of rows, the next pass finds the old state, decides the same again and writes the same rows again.
 
     Raises:
-        JournalFailed: no row was written, and nothing changed.
+        JournalFailed: not every row was written, and nothing changed.
         OSError: the state was not stored; what was in force before still is.
     """
-    if evaluated.events:
-        await journal.append(*evaluated.events)
+    rows = iter(evaluated.events)
+    while batch := tuple(itertools.islice(rows, _BATCH)):
+        await journal.append(*batch)
     if evaluated.stale:
         await anyio.to_thread.run_sync(file.save, evaluated.state)
     return evaluated.in_force
@@ -186,7 +210,7 @@ class ConfigPass:
         self._clock = clock
         self._verifier = Verifier()
         self._last: Evaluated | None = None
-        self._read: Desired | None = None
+        self._known: Evaluated | None = None
 
     @property
     def in_force(self) -> InForce | None:
@@ -194,6 +218,8 @@ class ConfigPass:
         state = self._state
         if state.memory.in_force is None or not state.revision:
             return None
+        if self._last is not None:
+            return self._last.in_force
         return in_force(state.memory.in_force, revision=state.revision, generation=state.generation)
 
     @property
@@ -210,11 +236,16 @@ class ConfigPass:
         """
         evaluated = await anyio.to_thread.run_sync(self._evaluate)
         await apply(evaluated, self._journal, self._file)
-        if evaluated.stale:
-            self._state = evaluated.state
+        # What is not stored is equal to what is; the time that was seen counts from when it was stored.
+        last_seen = evaluated.state.last_seen if evaluated.stale else self._state.last_seen
+        self._state = dataclasses.replace(evaluated.state, last_seen=last_seen)
         self._last = evaluated
-        if not evaluated.desired.empty:
-            self._read = evaluated.desired
+        if evaluated.desired.empty and self._known is not None:
+            # Nothing was read: what was before is still what the next pass compares files with.
+            read = self._known
+            self._known = dataclasses.replace(evaluated, desired=read.desired, admissions=read.admissions)
+        else:
+            self._known = evaluated
         return evaluated
 
     def _evaluate(self) -> Evaluated:
@@ -226,7 +257,7 @@ class ConfigPass:
             now=self._clock.now(),
             host=self._host,
             verifier=self._verifier,
-            previous=self._read,
+            previous=self._known,
         )
 
 

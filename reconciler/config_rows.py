@@ -12,7 +12,7 @@ from reconciler.core.trust import Trust, weakenings
 from reconciler.snapshot import NotSettled, Snapshot
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from reconciler.admission import Admission, Admissions, Admitted
     from reconciler.core.findings import Change, Held
@@ -33,11 +33,24 @@ class Lapsed:
     message: str
 
 
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Events:
+    """The rows of one pass, made anew each time they are asked for: of a whole estate they are too many to keep."""
+
+    make: Callable[[], Iterator[Event]]
+
+    def __iter__(self) -> Iterator[Event]:
+        return self.make()
+
+    def __bool__(self) -> bool:
+        return next(self.make(), None) is not None
+
+
 @dataclass(frozen=True, slots=True)
 class Rows:
     """The rows of one pass in order, and what the state remembers of them."""
 
-    events: tuple[Event, ...]
+    events: Events
     refused: tuple[str, ...]
     held: Mapping[str, str]
     alarm: str | None
@@ -60,16 +73,19 @@ def rows_of(
     refused = tuple(f"{one.file} {one.code} {one.sha256}" for one in admissions.refused)[:_MOST_REFUSED]
     alarm = _alarm(snapshot, trust, outcome)
     held = _digests(outcome.held)
-    events = [
-        *_trust(state.trust, trust),
-        *_admitted(admissions.admitted, state.admissions, revision, commit),
-        *(_refused(admissions, state.refused, revision, commit) if settled else ()),
-        *_lapsed(lapsed, revision, commit, now),
-        *_updates(outcome.changes, revision, commit),
-        *_held(outcome.held, held, state.held, revision, commit),
-        *_alarms(alarm, state.alarm, revision),
-    ]
-    return Rows(tuple(events), refused if settled else state.refused, held, alarm)
+    before = state.admissions, state.refused, state.trust, state.held, state.alarm
+
+    def make() -> Iterator[Event]:
+        admitted, refusals, trusted, told, alarmed = before
+        yield from _trust(trusted, trust)
+        yield from _admitted(admissions.admitted, admitted, revision, commit)
+        yield from _refused(admissions, refusals, revision, commit) if settled else ()
+        yield from _lapsed(lapsed, revision, commit, now)
+        yield from _updates(outcome.changes, revision, commit)
+        yield from _held(outcome.held, held, told, revision, commit)
+        yield from _alarms(alarm, alarmed, revision)
+
+    return Rows(Events(make), refused if settled else state.refused, held, alarm)
 
 
 def _trust(before: Trust | None, after: Trust | TrustBroken) -> Iterable[Event]:

@@ -16,6 +16,7 @@ import anyio
 from loguru import logger
 
 from reconciler.backends.bubblewrap import Bubblewrap
+from reconciler.backends.docker import Docker
 from reconciler.clock import SystemClock
 from reconciler.config_pass import ConfigPass
 from reconciler.core.audit import Broken, Event, EventName
@@ -65,7 +66,7 @@ class Parts:
 
 def built_in(host: Host, owner: str) -> Mapping[BackendName, Backend]:
     """Every backend that this version has."""
-    return {BackendName.BUBBLEWRAP: Bubblewrap(host, owner)}
+    return {BackendName.DOCKER: Docker(host, owner), BackendName.BUBBLEWRAP: Bubblewrap(host, owner)}
 
 
 def open_parts(host: Host, backends: Callable[[Host, str], Mapping[BackendName, Backend]] = built_in) -> Parts | str:

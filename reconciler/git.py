@@ -81,7 +81,7 @@ def _text(path: Path, most: int) -> str | None:
     """Read a small regular file; None when it is none, is too large or is not ASCII."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
-    except OSError:
+    except (OSError, ValueError):  # a path that a file names may hold a NUL, which is no OSError
         return None
     with os.fdopen(descriptor, "rb") as file:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):

@@ -71,7 +71,7 @@ def load_host(path: Path) -> Host | tuple[Problem, ...]:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
-        advice = "write it (`ringfence init`, or see examples/host.yaml) or name another with --host-config"
+        advice = "write it (see examples/host.yaml) or name another with --host-config"
         return (Problem(str(path), 1, 1, "", f"cannot be read ({error.strerror}): {advice}"),)
     with os.fdopen(descriptor, "rb") as file:
         facts = os.fstat(descriptor)

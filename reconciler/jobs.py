@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections import Counter
 from typing import TYPE_CHECKING, assert_never
 
 import anyio
@@ -11,12 +12,13 @@ from loguru import logger
 from reconciler import settle
 from reconciler.core.audit import Event, EventName
 from reconciler.core.choose import Available, Missing, choose, not_in_this_version
-from reconciler.core.job import ROOT, Cancel, RefusalCode, Refused, admit
+from reconciler.core.job import ROOT, Cancel, RefusalCode, Refused, State, admit
 from reconciler.core.policy import BackendName
 from reconciler.core.request import read
 from reconciler.core.result import MESSAGES, ResultCode
 from reconciler.journal import JournalFailed
 from reconciler.run import Run
+from reconciler.spool import in_turn
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -56,7 +58,9 @@ class Jobs:
         """Submitters that policy names and that are no users of this host."""
         self.stopping = False
         self._shell, self._spool, self._backends = shell, spool, backends
-        self._busy: set[str] = set()
+        self._busy: dict[str, str] = {}  # by run id the submitter of each claim that is under way
+        self._turn = 0
+        self._served: dict[str, int] = {}  # by submitter the turn in which a job was last claimed
         self._wake = anyio.Event()
         self._probed: dict[BackendName, float] = {}
         self._looked = -_LOOK_WHEN_FULL
@@ -90,7 +94,7 @@ class Jobs:
         """Bring everything that no live run carries to its end: objects of backends, then claims.
 
         Raises:
-            OSError: the spool cannot be written.
+            OSError: the spool cannot be read.
         """
         async with self._upkeep:
             await settle.reap(self._shell, self._backends.values(), frozenset(self._busy))
@@ -107,7 +111,7 @@ class Jobs:
             try:
                 await self.recover()
             except OSError as error:
-                logger.error("the spool cannot be written: {}", error.strerror)
+                logger.error("the spool cannot be read: {}", error.strerror)
 
     async def serve(self) -> None:
         """Claim jobs and carry their runs, until stopped and done."""
@@ -139,19 +143,25 @@ class Jobs:
             self.trouble = await self._obstacle() if found else ""
             if self.trouble:
                 return
-            for waiting in found:
+            passed: set[str] = set()
+            for waiting in in_turn(found, running=Counter(self._busy.values()), served=self._served):
                 if len(self._busy) >= self._parallel() or self.stopping:
                     return
+                if waiting.submitter.name in passed:
+                    continue  # its names come and go, or cannot be had: one try costs others enough
                 run = f"{self._shell.clock.now():%Y%m%dT%H%M%S}-{secrets.token_hex(4)}"
-                self._busy.add(run)
+                self._busy[run] = waiting.submitter.name
+                self._turn += 1
+                self._served[waiting.submitter.name] = self._turn
                 try:
                     claim = await anyio.to_thread.run_sync(self._spool.claim, waiting, run, self._shell.now())
                 except BaseException:
-                    self._busy.discard(run)
+                    self._busy.pop(run)
                     raise
                 self.waiting -= 1
                 if claim is None:
-                    self._busy.discard(run)
+                    self._busy.pop(run)
+                    passed.add(waiting.submitter.name)
                 else:
                     tasks.start_soon(self._carry, claim)
         except OSError as error:
@@ -175,11 +185,21 @@ class Jobs:
             logger.bind(run=claim.run).error("the spool cannot be written: {}", error.strerror)
         except Exception as error:  # noqa: BLE001 - one job must not take the daemon along, and come back to do it again
             logger.bind(run=claim.run).opt(exception=error).error("job {} failed", claim.run)
-            await settle.refuse(self._shell, claim, Refused(RefusalCode.FAILED, MESSAGES[ResultCode.FAILED]))
+            await self._fail(claim)
         finally:
             self.runs.pop(claim.run, None)
-            self._busy.discard(claim.run)
+            self._busy.pop(claim.run, None)
             self._wake.set()
+
+    async def _fail(self, claim: Claim) -> None:
+        """Give a job that broke its result, unless it has one: then the next look for what is left behind ends it."""
+        run = self.runs.get(claim.run)
+        if run is not None and run.claim.state is State.REPORTED:
+            return
+        try:
+            await settle.refuse(self._shell, claim, Refused(RefusalCode.FAILED, MESSAGES[ResultCode.FAILED]))
+        except OSError as error:
+            logger.bind(run=claim.run).error("the spool cannot be written: {}", error.strerror)
 
     async def _settle(self, claim: Claim) -> None:
         request = await anyio.to_thread.run_sync(self._read, claim)

@@ -10,6 +10,7 @@ import ctypes
 import errno
 import os
 import shutil
+import struct
 from collections import Counter
 from typing import TYPE_CHECKING, BinaryIO, Protocol
 
@@ -30,7 +31,12 @@ if TYPE_CHECKING:
 OUTPUT = "output.log"
 DECISIONS = "decisions.jsonl"
 KEPT_DECISIONS = 10_000
-"""Lines of decisions.jsonl, and audit rows of decisions, of one run; what comes after is counted."""
+"""Of one run, lines of decisions.jsonl and audit rows: of denials, of allows, and of targets that were allowed first.
+
+Each has room of its own, so that nobody can hide by noise where something went; what comes after is counted.
+"""
+KEPT_GAPS = 100
+"""Rows that each tell of decisions that did not arrive; later ones are counted."""
 _LIVE_WINDOW = 1024 * 1024
 """Bytes of output beyond the agent's own limit that a follower may lag behind."""
 _TAIL = 16 * 1024
@@ -51,9 +57,10 @@ class Rows(Protocol):
 class Live:
     """What a backend's observer is told of one run. Its methods return at once and never raise.
 
-    `runtime/runs/<run>/` is the submitter's, and closed to others; output.log and decisions.jsonl in it are root's, so
-    what is read back is what was written. output.log is append-only and its bytes keep their offsets: what is older
-    than the window becomes a hole, so a follower never reads twice.
+    `runtime/runs/<run>/` and output.log and decisions.jsonl in it are root's: what is read back is what was written,
+    and nobody gets a place below /run to fill. An access list opens it to the submitter alone. output.log is
+    append-only and its bytes keep their offsets: what is older than the window becomes a hole, so a follower never
+    reads twice.
     """
 
     def __init__(
@@ -62,7 +69,7 @@ class Live:
         """Make the live files.
 
         Raises:
-            OSError: the runtime directory cannot be written.
+            OSError: the runtime directory cannot be written, or its file system knows no access lists.
         """
         self.broken: str | None = None
         """Why a decision could not be kept; the run must not go on then."""
@@ -76,7 +83,8 @@ class Live:
         self._punched = 0
         self._verdicts: Counter[Verdict] = Counter()
         self._beyond: Counter[tuple[Verdict, str]] = Counter()
-        self._lines = self._missing = self._last = 0
+        self._kept: Counter[Verdict] = Counter()
+        self._missing = self._last = self._gaps = self._uncounted = 0
         self._targets: set[tuple[str, int | None]] = set()
         self._pending: list[Event] = []
         self._summed = False
@@ -85,8 +93,8 @@ class Live:
         directory.mkdir(mode=0o700)
         self._output = _open(directory / OUTPUT)
         self._decisions = _open(directory / DECISIONS)
-        os.chown(directory, submitter.uid, submitter.gid)
-        directory.chmod(0o500)
+        if submitter.uid != os.geteuid():
+            os.setxattr(directory, "system.posix_acl_access", _readable_by(submitter.uid))
 
     def files(self) -> dict[str, tuple[int, int]]:
         """Give device and inode of each live file, by name."""
@@ -123,18 +131,21 @@ class Live:
             self._gap(self._last + 1, record.seq - 1)
         self._last = max(self._last, record.seq)
         self._verdicts[record.verdict] += record.count
-        if self._lines >= KEPT_DECISIONS:
+        target = (record.host, record.port)
+        allowed = record.verdict is Verdict.ALLOW
+        first = allowed and target not in self._targets and len(self._targets) < KEPT_DECISIONS
+        if not first and self._kept[record.verdict] >= KEPT_DECISIONS:
             self._beyond[record.verdict, record.code] += record.count
             return
-        self._lines += 1
+        if first:
+            self._targets.add(target)
+        else:
+            self._kept[record.verdict] += 1
         try:
             os.write(self._decisions, record.to_line())
         except OSError as error:
             self.broken = f"{DECISIONS} cannot be written: {error.strerror}"
-        target = (record.host, record.port)
-        if record.verdict is Verdict.DENY or target not in self._targets:
-            if record.verdict is Verdict.ALLOW:
-                self._targets.add(target)
+        if first or not allowed:
             self._pending.append(self._row(record))
         self._news.set()
 
@@ -161,17 +172,22 @@ class Live:
 
     def _gap(self, first: int, last: int) -> None:
         self._missing += last - first + 1
-        self._pending.append(
-            Event(
-                name=EventName.FAIL,
-                actor="ringfenced",
-                object=f"agents/{self._agent}",
-                outcome="gap",
-                code="decisions_missing",
-                message=f"decisions {first} to {last} of the proxy did not arrive",
-                revision=self._revision,
-                run=self._run,
-            )
+        self._gaps += 1
+        if self._gaps > KEPT_GAPS:
+            self._uncounted += last - first + 1
+            return
+        self._pending.append(self._gap_row(f"decisions {first} to {last} of the proxy did not arrive"))
+
+    def _gap_row(self, message: str) -> Event:
+        return Event(
+            name=EventName.FAIL,
+            actor="ringfenced",
+            object=f"agents/{self._agent}",
+            outcome="gap",
+            code="decisions_missing",
+            message=message,
+            revision=self._revision,
+            run=self._run,
         )
 
     async def pump(self, rows: Rows) -> None:
@@ -193,6 +209,8 @@ class Live:
         """
         if final and not self._summed:
             self._pending.extend(self._counted())
+            if self._uncounted:
+                self._pending.append(self._gap_row(f"{self._uncounted} more decisions did not arrive"))
             self._summed = True
         # Once a batch is on its way its numbers must be kept, whoever gives up waiting.
         with anyio.CancelScope(shield=True):
@@ -293,7 +311,7 @@ def _reopen(directory: Path, name: str, files: Mapping[str, tuple[int, int]]) ->
 
 
 def forget(directory: Path) -> None:
-    """Remove the live files of a run. Their directory is the submitter's, so no link in it is followed."""
+    """Remove the live files of a run."""
     shutil.rmtree(directory, ignore_errors=True)
 
 
@@ -302,6 +320,13 @@ def _open(path: Path) -> int:
     descriptor = os.open(path, flags, 0o600)
     os.fchmod(descriptor, 0o444)
     return descriptor
+
+
+def _readable_by(uid: int) -> bytes:
+    """Give an access list in the kernel's form (linux/posix_acl_xattr.h): rwx for the owner, r-x for one user."""
+    nobody = 0xFFFFFFFF  # what entries without a user of their own have as its id
+    entries = ((0x01, 7, nobody), (0x02, 5, uid), (0x04, 0, nobody), (0x10, 5, nobody), (0x20, 0, nobody))
+    return struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *entry) for entry in entries)
 
 
 def _punch(descriptor: int, start: int, end: int) -> bool:

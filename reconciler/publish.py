@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import dataclass
+from itertools import chain, islice
 from typing import TYPE_CHECKING
 
 import anyio
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 
 INTERVAL = 0.1
 """Seconds between two looks at whether there is anything new to say."""
+_SHOWN, _LONGEST = 1000, 1000
+"""Most lines of each list, and characters of each line: a document may have more problems than anybody reads."""
 _FRESH = 10.0
 """Seconds after which status.json is written again though nothing changed, so that a stuck daemon shows."""
 
@@ -52,6 +55,8 @@ class Publisher:
         self._shell, self._jobs, self._view = shell, jobs, view
         self._started = shell.now()
         self._said: dict[str, object] = {}
+        self._seen: tuple[object, ...] = ()
+        self._policy: dict[str, object] = {}
         self._when = 0.0
 
     async def publish_changes(self) -> None:
@@ -86,7 +91,7 @@ class Publisher:
             "pid": os.getpid(),
             "started": self._started,
             "state": self._view.state,
-            "policy": self._policy(),
+            "policy": self._policy_now(),
             "backends": [_backend(name, jobs.probes.get(name)) for name in BackendName],
             "runs": [
                 {
@@ -109,8 +114,16 @@ class Publisher:
             "audit": {"seq": head.seq, "hash": head.hash},
         }
 
-    def _policy(self) -> dict[str, object]:
+    def _policy_now(self) -> dict[str, object]:
+        """Say it anew after a pass; between two passes it is the same."""
         view = self._view
+        seen = (view.last, view.in_force, view.trouble, view.watch)
+        if len(self._seen) != len(seen) or any(one is not other for one, other in zip(self._seen, seen, strict=True)):
+            self._seen, self._policy = seen, self._policy_of(view)
+        return self._policy
+
+    @staticmethod
+    def _policy_of(view: View) -> dict[str, object]:
         last, in_force = view.last, view.in_force
         snapshot = last.snapshot if last is not None and isinstance(last.snapshot, Snapshot) else None
         problems = [text for text in (view.trouble, last.alarm if last is not None else None) if text is not None]
@@ -121,15 +134,23 @@ class Publisher:
             "agents": sorted(in_force.agents) if in_force is not None else [],
             "seen": snapshot.digest if snapshot is not None else None,
             "commit": snapshot.commit if snapshot is not None else None,
-            "problems": problems + [str(problem) for problem in (last.problems if last is not None else ())],
-            "ignored": list(snapshot.ignored) if snapshot is not None else [],
-            "held": list(_held(last.outcome.held)) if last is not None else [],
-            "refused": [f"{one.file}: {one.message}" for one in (last.admissions.refused if last is not None else ())],
-            "unused": list(last.outcome.unused) if last is not None else [],
-            "expiring": list(last.expiring) if last is not None else [],
-            "inherited": list(last.inherited) if last is not None else [],
+            "problems": _few(problems, map(str, last.problems) if last is not None else ()),
+            "ignored": _few(snapshot.ignored) if snapshot is not None else [],
+            "held": _few(_held(last.outcome.held)) if last is not None else [],
+            "refused": _few(f"{one.file}: {one.message}" for one in last.admissions.refused)
+            if last is not None
+            else [],
+            "unused": _few(last.outcome.unused) if last is not None else [],
+            "expiring": _few(last.expiring) if last is not None else [],
+            "inherited": _few(last.inherited) if last is not None else [],
             "watch": "; ".join(view.watch) or "by events, and by the timed scan",
         }
+
+
+def _few(*lists: Iterable[str]) -> list[str]:
+    """Give the first lines of all, each cut where it is too long, and say so where there are more."""
+    lines = [line[:_LONGEST] for line in islice(chain.from_iterable(lists), _SHOWN + 1)]
+    return lines if len(lines) <= _SHOWN else [*lines[:_SHOWN], "and more: see `ringfence check` and `ringfence plan`"]
 
 
 def _held(found: Iterable[Held]) -> Iterable[str]:

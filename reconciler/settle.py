@@ -110,15 +110,19 @@ async def reap(shell: Shell, backends: Iterable[Backend], live: frozenset[str]) 
 async def recover(shell: Shell, spool: Spool, runs: Iterable[str]) -> None:
     """Bring these claims, which no live run carries, to their one result each.
 
-    Call after `reap`: then nothing of them runs any more.
-
-    Raises:
-        OSError: the spool cannot be written.
+    Call after `reap`: then nothing of them runs any more. A claim that cannot be brought to its end stays for a later
+    look: what is on disk of it comes from its submitter too, who must not keep others waiting, or the daemon from
+    starting.
     """
     for run in runs:
-        claim = await anyio.to_thread.run_sync(Claim.read, spool.root, run)
-        if claim is not None:
-            await _recover(shell, spool, claim)
+        try:
+            claim = await anyio.to_thread.run_sync(Claim.read, spool.root, run)
+            if claim is not None:
+                await _recover(shell, spool, claim)
+        except OSError as error:
+            logger.bind(run=run).error("the claim of {} stays: {}", run, error.strerror)
+        except Exception as error:  # noqa: BLE001 - the boundary of one claim, as the docstring says
+            logger.bind(run=run).opt(exception=error).error("the claim of {} stays", run)
 
 
 async def _recover(shell: Shell, spool: Spool, claim: Claim) -> None:
@@ -191,7 +195,10 @@ def _text(value: object) -> str | None:
 def _counted(lines: bytes) -> Decisions:
     allowed = denied = missing = last = 0
     for line in lines.splitlines():
-        record = Record.parse(json.loads(line))
+        try:
+            record = Record.parse(json.loads(line))
+        except (ValueError, RecursionError):
+            continue  # a power cut leaves anything; what is not there shows as missing
         if record is None:
             continue
         missing += max(0, record.seq - last - 1)

@@ -21,6 +21,8 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NON
 _RACY = 25_000_000
 """Nanoseconds. A file that changed this recently can change again without a new time stamp: kernels stamp files by a
 tick of up to 10 ms."""
+_MOST_BYTES = 256 * 1024 * 1024
+"""Bytes of all files together: what `Bounds` lets each have would be gigabytes of memory in all."""
 _PAUSE = 0.02
 _IGNORED_SHOWN = 1000
 
@@ -231,6 +233,7 @@ class _Reader:
     def _list(self) -> dict[str, _Mark] | NotSettled | _Moved:
         """List what there is, relative path to mark. Directories that are not ours are named and not entered."""
         marks: dict[str, _Mark] = {}
+        whole = 0
         self._ignored.clear()
         for folder, descriptor in self._folders.items():
             marks[f"{folder}/"] = _mark(os.fstat(descriptor))
@@ -249,6 +252,9 @@ class _Reader:
                     if facts is None:
                         return _Moved(_shown(path))
                     marks[path] = _mark(facts)
+                    whole += facts.st_size if facts.st_size <= self._bounds.bytes else 0  # a larger one is not read
+                    if whole > _MOST_BYTES:
+                        return NotSettled("too_large", f"more than {_MOST_BYTES} bytes in all: delete some")
         return marks
 
     def _read(self, path: str, mark: _Mark) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import heapq
 import os
 import stat
 from dataclasses import dataclass
@@ -18,9 +19,11 @@ from reconciler.durable import DIRECTORY
 from reconciler.submitter import Submitter, account, make_own
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
+_FULL_OR_BROKEN = frozenset({errno.ENOSPC, errno.EROFS, errno.EIO})
+"""What the spool's file system says of itself; any other error comes from what a submitter made of its directory."""
 _MAX_NAMES = 10_000
 """Names of one submitter that one look takes in; the rest wait for a later look."""
 FREE_BYTES = 64 * 1024 * 1024
@@ -35,6 +38,26 @@ class Waiting:
     arrived: int
     submitter: Submitter
     name: bytes
+
+
+def in_turn(found: Iterable[Waiting], *, running: Mapping[str, int], served: Mapping[str, int]) -> Iterator[Waiting]:
+    """Give what waits in the order in which it may be claimed: each submitter's oldest first, and in turn.
+
+    Whoever has the fewest jobs running comes first, and among those whoever was served the longest ago: a long queue
+    of one submitter is in nobody else's way. `running` and `served` are by submitter; a larger turn is a later one.
+    """
+    queues: dict[str, list[Waiting]] = {}
+    for one in sorted(found, key=lambda one: (one.arrived, one.submitter.name, one.name), reverse=True):
+        queues.setdefault(one.submitter.name, []).append(one)
+    turns = [(running.get(name, 0), served.get(name, 0), queue[-1].arrived, name) for name, queue in queues.items()]
+    heapq.heapify(turns)
+    latest = max(served.values(), default=0)
+    while turns:
+        many, _, _, name = heapq.heappop(turns)
+        yield queues[name].pop()
+        latest += 1
+        if queues[name]:
+            heapq.heappush(turns, (many + 1, latest, queues[name][-1].arrived, name))
 
 
 def deliver(root: Path, *, submitter: str, name: str, data: bytes) -> Path | Refused:
@@ -154,8 +177,8 @@ class Spool:
             for name in islice(_names(directory), _MAX_NAMES):
                 try:
                     facts = os.stat(name, dir_fd=directory, follow_symlinks=False)
-                except FileNotFoundError:
-                    continue
+                except OSError:
+                    continue  # gone; or a mount of its owner's, which even root may not look at (FUSE)
                 yield Waiting(facts.st_ctime_ns, submitter, name)
         finally:
             os.close(directory)
@@ -187,14 +210,17 @@ class Spool:
         target = os.open(claim.file.parent, DIRECTORY)
         source = -1
         try:
-            source = self._new(waiting.submitter)
-            durable.rename_new(waiting.name, claim.file.name, source_fd=source, target_fd=target)
+            try:
+                source = self._new(waiting.submitter)
+                durable.rename_new(waiting.name, claim.file.name, source_fd=source, target_fd=target)
+            except OSError as error:
+                claim.forget()
+                if error.errno in _FULL_OR_BROKEN:
+                    raise
+                return None
             # The name must be gone from `new` for good before anything is decided, or a power cut would bring it back.
             os.fsync(target)
             os.fsync(source)
-        except (FileNotFoundError, PermissionError):
-            claim.forget()
-            return None
         finally:
             os.close(target)
             if source >= 0:
@@ -202,21 +228,29 @@ class Spool:
         return claim
 
     def give_back(self, claim: Claim) -> bool:
-        """Put a claimed file of which nothing was decided back into `new`; False when its name is taken there again."""
-        source = os.open(claim.file.parent, DIRECTORY)
-        target = -1
+        """Put a claimed file of which nothing was decided back into `new`.
+
+        False when that is not possible: its name is taken there again, or `new` is not its submitter's any more.
+        """
         try:
             target = self._new(claim.submitter)
+        except OSError:
+            return False
+        source = -1
+        try:
+            source = os.open(claim.file.parent, DIRECTORY)
             durable.rename_new(claim.file.name, claim.file.name, source_fd=source, target_fd=target)
             os.fsync(target)
         except FileNotFoundError:
             pass  # the crash was before the rename: it is in `new` still
-        except (FileExistsError, PermissionError):
+        except OSError as error:
+            if error.errno in _FULL_OR_BROKEN:
+                raise
             return False
         finally:
-            os.close(source)
-            if target >= 0:
-                os.close(target)
+            os.close(target)
+            if source >= 0:
+                os.close(source)
         claim.forget()
         return True
 

@@ -12,6 +12,7 @@ from reconciler.reason import Verifier, read_trust
 from tests.estate import Estate
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 TERMS = Terms(host="prod-1", ticket_pattern="[A-Z]+-[0-9]+", max_age=None)
@@ -31,6 +32,29 @@ def test_a_signature_belongs_to_the_statement_with_the_longest_name_that_fits(
     signature: str, statement: str | None
 ) -> None:
     assert statement_of(signature, ["reasons/CHG-1.yaml", "reasons/CHG-1.2.yaml"]) == statement
+
+
+class Counted(dict[str, None]):
+    """Statements that know how often one of them was looked at."""
+
+    asked = 0
+
+    def __contains__(self, key: object) -> bool:
+        """Count."""
+        self.asked += 1
+        return super().__contains__(key)
+
+    def __iter__(self) -> Iterator[str]:
+        """Count each."""
+        for key in super().__iter__():
+            self.asked += 1
+            yield key
+
+
+def test_finding_a_statement_costs_the_same_however_many_there_are() -> None:
+    statements = Counted({f"reasons/CHG-{number}.yaml": None for number in range(20_000)})
+    assert statement_of("reasons/CHG-19999.alice.sig", statements) == "reasons/CHG-19999.yaml"
+    assert statements.asked <= 2
 
 
 def judged(estate: Estate, before: tuple[Admission, ...], verifier: Verifier) -> Admissions:

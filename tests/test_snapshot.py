@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from reconciler import snapshot
 from reconciler.directory import Opened, open_directory
 from reconciler.snapshot import TRUST, Bounds, NotSettled, Snapshot, digest_of, take
 
@@ -249,6 +250,18 @@ def test_more_files_than_the_bound_settle_nothing_and_the_setting_is_named(polic
     assert "max_files" in found.message
 
 
+def test_more_bytes_in_all_than_memory_should_hold_settle_nothing(
+    policy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = sum(map(len, settled(policy).files.values()))
+    monkeypatch.setattr(snapshot, "_MOST_BYTES", whole)
+    assert isinstance(look(policy), Snapshot)
+    monkeypatch.setattr(snapshot, "_MOST_BYTES", whole - 1)
+    found = look(policy)
+    assert isinstance(found, NotSettled)
+    assert found.code == "too_large"
+
+
 def test_a_file_that_is_touched_for_ever_ends_in_never_quiet(policy: Path) -> None:
     stop = threading.Event()
 
@@ -314,6 +327,13 @@ def test_a_policy_below_the_top_of_a_work_tree_knows_its_commit(tmp_path: Path) 
 def test_a_head_that_names_anything_but_a_commit_is_no_commit(policy: Path, head: str) -> None:
     (policy / ".git").mkdir()
     (policy / ".git" / "HEAD").write_text(head, encoding="latin-1")
+    assert settled(policy).commit is None
+
+
+@pytest.mark.parametrize("text", [b"gitdir: /x\0y\n", b"gitdir: \0\n", b"gitdir: /x/../\0/\n"])
+def test_a_git_file_that_names_no_path_is_no_work_tree(policy: Path, text: bytes) -> None:
+    """What raised here would end every pass, and with them expiry and revocation."""
+    (policy / ".git").write_bytes(text)
     assert settled(policy).commit is None
 
 

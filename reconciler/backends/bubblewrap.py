@@ -15,9 +15,9 @@ import anyio
 
 from proxy.policy import ProxyPolicy
 from reconciler.backends import bwrap_launch, bwrap_surroundings, leftovers
-from reconciler.backends.base import ExitCode, Launch, LaunchRefused, Observer, Planned, Reaped, Sandbox, Stream
+from reconciler.backends.base import ExitCode, Launch, LaunchRefused, Observer, Planned, Reaped, Sandbox
 from reconciler.backends.cgroup import NoCgroup
-from reconciler.backends.steps import Steps
+from reconciler.backends.steps import Nobody, Steps
 from reconciler.core.choose import Available, Missing, Probe
 from reconciler.core.policy import HOST_IMAGE, BackendName, Isolation, Limits
 
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
     from anyio.abc import TaskGroup
 
-    from proxy.record import Record
     from reconciler.host import Host
 
 _PROBE_S = 60.0
@@ -69,7 +68,7 @@ class Bubblewrap:
     async def _canary_run(self, versions: dict[str, str]) -> Probe:
         answer: Probe = self._missing("probe_timeout", f"the canary run took more than {_PROBE_S:g} s")
         with anyio.move_on_after(_PROBE_S):
-            async with self.launch(_canary_launch(), _Nobody()) as sandbox:
+            async with self.launch(_canary_launch(), Nobody()) as sandbox:
                 if isinstance(sandbox, LaunchRefused):
                     answer = self._missing(sandbox.code, sandbox.message)
                 else:
@@ -184,19 +183,3 @@ def _canary_launch() -> Launch:
         ),
         expires_at=expires,
     )
-
-
-class _Nobody:
-    """An observer that has nobody to tell."""
-
-    def step(self, name: str) -> None:
-        """Tell nobody."""
-
-    def decision(self, record: Record) -> None:
-        """Tell nobody."""
-
-    def output(self, stream: Stream, data: bytes) -> None:
-        """Tell nobody."""
-
-    def undo_failed(self, step: str, message: str) -> None:
-        """Tell nobody; the reaper finds what was left."""

@@ -6,7 +6,6 @@ Pure: starts nothing and reads no file.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from reconciler.backends.mountinfo import Mount, below
@@ -80,12 +79,6 @@ def fence(*, user: int, memory: int, host: HostRoot, files: Mapping[str, bytes],
     made += [File(path=f"{WORKING_DIRECTORY}/{name}", content=content) for name, content in sorted(files.items())]
     # Both live in memory and count against its limit: half of it, so that a full disk is an error and not a kill.
     return Fence(user=user, host=host, files=tuple(made), tmp_size=memory // 2, shm_size=min(_MOST_SHM, memory // 4))
-
-
-def unusable_name(name: str) -> bool:
-    """Say whether an input file's name is something else than a plain relative path."""
-    path = PurePosixPath(name)
-    return not path.parts or path.is_absolute() or ".." in path.parts or str(path) != name or not name.isprintable()
 
 
 def arguments(made: Fence, descriptors: Descriptors) -> tuple[str, ...]:

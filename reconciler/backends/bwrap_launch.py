@@ -6,7 +6,6 @@ Does not undo (the steps do), does not run the command, does not probe.
 from __future__ import annotations
 
 import contextlib
-import json
 import secrets
 import socket
 from dataclasses import dataclass, replace
@@ -22,6 +21,7 @@ from reconciler.backends import (
     gate_targets,
     host_network,
     host_root,
+    input_files,
     leftovers,
     mountinfo,
     proxy_process,
@@ -34,7 +34,7 @@ from reconciler.core.gate_report import Target, judge
 from reconciler.core.policy import HOST_IMAGE
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator
 
     from anyio.abc import TaskGroup
 
@@ -74,7 +74,7 @@ async def build(
     uid = steps.take("uid", _uid(site.host))
     if isinstance(uid, NoUid):
         return LaunchRefused(code="no_uid", message=uid.message)
-    folder = steps.take("run directory", _run_folder(site, launch))
+    folder = steps.take("run directory", leftovers.run_folder(site.folder, launch))
     inside = await steps.take_async("sandbox cgroup", _cgroup(site, launch, "sandbox"))
     limits = launch.limits
     inside.limit(memory=limits.memory, pids=limits.pids + _OWN_PROCESSES, cpus=limits.cpus)
@@ -220,7 +220,7 @@ async def _prove(
         structure.append("the sandbox's first process is gone")
     for pid in sorted(pids):
         try:
-            observed = bwrap_proof.observe(pid)
+            observed = bwrap_proof.observe(pid, listening=True)
         except (OSError, KeyError):
             structure.append("a process ended before its command")
             continue
@@ -237,20 +237,6 @@ async def _prove(
         judged = replace(report, passed=False, failures=failures)
         return LaunchRefused(code="gate_failed", message=_gate_message(failures, process.diagnostics), report=judged)
     return Proven(report=report, evidence=facts, expected=expected, limits=limits)
-
-
-@contextlib.contextmanager
-def _run_folder(site: Site, launch: Launch) -> Iterator[Path]:
-    folder = site.folder / launch.run
-    # Passable, not readable: the path canary in it must be out of reach because of the fence, not of this mode.
-    folder.mkdir(mode=0o711, parents=True)
-    label = {"run": launch.run, "agent": launch.agent, "owner": launch.owner, "expires_at": launch.expires_at}
-    try:
-        (folder / leftovers.LABEL).write_text(json.dumps(label, sort_keys=True), "utf-8")
-        yield folder
-    finally:
-        (folder / leftovers.LABEL).unlink(missing_ok=True)
-        folder.rmdir()
 
 
 @contextlib.asynccontextmanager
@@ -271,7 +257,7 @@ def _unusable(launch: Launch) -> LaunchRefused | None:
             message=f"bubblewrap runs only `image: {HOST_IMAGE}`: name a backend that can run {launch.image}",
         )
     for name in launch.input:
-        if bwrap_args.unusable_name(name):
+        if input_files.unusable_name(name):
             return LaunchRefused(code="bad_input", message=f"input file {name!a} is not a plain relative path")
     return None
 

@@ -54,8 +54,10 @@ def namespaces(pid: int | str) -> dict[str, int]:
     return {kind: Path(f"/proc/{pid}/ns/{kind}").stat().st_ino for kind in NAMESPACES}
 
 
-def observe(pid: int) -> Observed:
-    """Read everything of one process.
+def observe(pid: int, *, listening: bool) -> Observed:
+    """Read everything of one process; its listeners only where they count, before the command starts.
+
+    Afterwards the command owns that table, and reading it for each process takes as long as it likes.
 
     Raises:
         OSError: the process is gone.
@@ -72,7 +74,7 @@ def observe(pid: int) -> Observed:
         listeners=tuple(
             listener
             for file in ("tcp", "tcp6")
-            if (proc / "net" / file).exists()
+            if listening and (proc / "net" / file).exists()
             for listener in parse_listeners((proc / "net" / file).read_text("ascii"))
         ),
         cgroup=(proc / "cgroup").read_text("utf-8", "replace"),

@@ -14,7 +14,7 @@ import anyio
 
 from reconciler.backends import bwrap_args, bwrap_proof
 from reconciler.backends.base import Exit, ExitCode
-from reconciler.backends.uids import processes
+from reconciler.backends.uids import ending, processes
 from reconciler.core.policy import Isolation
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 GRACE_S = 5.0
 """How long a stopped command has between SIGTERM and SIGKILL."""
+_STRAY_LOOK_S = 0.1
 _KILLED = 128 + signal.SIGKILL
 _NOT_FOUND = "ENOENT"
 
@@ -122,21 +123,36 @@ class BwrapSandbox:
         return await self._proxy.update(policy)
 
     async def drift(self) -> tuple[str, ...]:
-        """Look again at every process inside, at the limits, and for processes of the same uid outside them."""
+        """Look again at every process inside, at the limits, and for processes of the same uid outside them.
+
+        Beside the loop: how many processes there are to look at is for the command to say.
+        """
+        lines = await anyio.to_thread.run_sync(self._look_around)
+        strays = await anyio.to_thread.run_sync(self._strays)
+        if strays:
+            # One that came or went while the list was read may seem to be outside; a stray stays.
+            await anyio.sleep(_STRAY_LOOK_S)
+            strays &= await anyio.to_thread.run_sync(self._strays)
+        return (*lines, *(f"process {pid} runs as the sandbox's uid outside its limits" for pid in sorted(strays)))
+
+    def _look_around(self) -> tuple[str, ...]:
         lines: list[str] = []
-        inside = self._cgroup.pids()
-        for pid in sorted(inside - {self._process.pid}):
+        for pid in sorted(self._cgroup.pids() - {self._process.pid}):
             lines += [f"process {pid}: {line}" for line in self._look(pid)]
-        if not self._process.ended.is_set():
-            if (limits := self._cgroup.limits()) != self._proven.limits:
-                lines.append(f"limits are {' '.join(limits)}")
-            strays = set(processes(self._proven.expected.uid)) - inside - self._cgroup.pids()
-            lines += [f"process {pid} runs as the sandbox's uid outside its limits" for pid in sorted(strays)]
+        if not self._process.ended.is_set() and (limits := self._cgroup.limits()) != self._proven.limits:
+            lines.append(f"limits are {' '.join(limits)}")
         return tuple(lines)
+
+    def _strays(self) -> frozenset[int]:
+        if self._process.ended.is_set():
+            return frozenset()
+        inside = self._cgroup.pids()
+        found = frozenset(processes(self._proven.expected.uid)) - inside - self._cgroup.pids()
+        return frozenset(pid for pid in found if not ending(pid))
 
     def _look(self, pid: int) -> tuple[str, ...]:
         try:
-            observed = bwrap_proof.observe(pid)
+            observed = bwrap_proof.observe(pid, listening=False)
         except (OSError, KeyError):
             # It ended meanwhile: a process that has died leaves its files without their content.
             return ()

@@ -114,6 +114,8 @@ class Cgroup:
             case 1:
                 self._write("memory", "memory.limit_in_bytes", str(memory))
                 self._write_where_present("memory", "memory.memsw.limit_in_bytes", str(memory))
+                # In version 1 buffers of sockets are counted beside the rest, and not at all until they are limited.
+                self._write_where_present("memory", "memory.kmem.tcp.limit_in_bytes", str(memory))
             case _:
                 self._write("memory", "memory.max", str(memory))
                 self._write_where_present("memory", "memory.swap.max", "0")
@@ -180,11 +182,13 @@ class Cgroup:
         """Send a signal to every process inside, except `but`; what has ended by then is fine."""
         spared = frozenset(but)
         for pid in self.pids() - spared:
-            with contextlib.suppress(ProcessLookupError):
+            with contextlib.suppress(ProcessLookupError, FileNotFoundError):
                 handle = os.pidfd_open(pid)
                 try:
                     # The number may have passed to another process since it was listed; the handle cannot.
-                    if pid in self.pids():
+                    # Asked of that one process: to list the group again for each of thousands takes seconds.
+                    lines = Path(f"/proc/{pid}/cgroup").read_text("utf-8", "replace").splitlines()
+                    if any(line.endswith(f"/{self._name}") for line in lines):
                         signal.pidfd_send_signal(handle, number)
                 finally:
                     os.close(handle)

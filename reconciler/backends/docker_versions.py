@@ -13,7 +13,7 @@ OLDEST_ENGINE = (20, 10, 0)
 OLDEST_API, NEWEST_API = (1, 41), (1, 56)
 """What this backend was tried with; a newer engine is spoken to as the newest of these."""
 
-_VERSION = re.compile(r"v?([0-9]{1,4})\.([0-9]{1,4})(?:\.([0-9]{1,4}))?(?:[^0-9.].*)?")
+_VERSION = re.compile(r"v?([0-9]{1,4})\.([0-9]{1,4})(?:\.([0-9]{1,4}))?(?:[-+~]\S*)?")
 _ISOLATED_SINCE = (28, 0, 0)
 _NO_DEFAULT_ROUTE_SINCE = (25, 0, 0)
 
@@ -79,7 +79,6 @@ def unsafe_runtime(arguments: tuple[str, ...]) -> str | None:
             "host-fifo": value != "none",
             "net-raw": value != "false",
             "allow-packet-socket-write": value != "false",
-            "allow-suid": False,
             "allow-flag-override": value != "false",
         }
         if opens.get(name, name.startswith("TESTONLY")):

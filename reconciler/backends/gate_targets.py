@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from reconciler.core.gate_report import Target, TargetKind
@@ -33,6 +33,8 @@ class Question:
     interval: float
     budget: float
     interfaces: tuple[str, ...] = ("lo",)
+    attempt: float = 0.5
+    """Seconds that one target may stay silent before silence is what was seen."""
 
     def to_object(self) -> dict[str, object]:
         """Give the gate's input as plain JSON values; the answer only as its digest."""
@@ -44,6 +46,7 @@ class Question:
             "rounds": self.rounds,
             "interval_s": self.interval,
             "budget_s": self.budget,
+            "attempt_s": self.attempt,
             "interfaces": list(self.interfaces),
             "targets": [
                 {
@@ -69,6 +72,7 @@ def targets(
     addresses: Sequence[str],
     nameservers: Sequence[tuple[str, int]],
     neighbours: Sequence[tuple[str, int]],
+    inner_resolver: bool = False,
 ) -> tuple[Target, ...]:
     """List what a sandbox must not reach; only the canaries can be known to be alive.
 
@@ -77,20 +81,33 @@ def targets(
         addresses: every address of the host, for ICMP.
         nameservers: every resolver that the host or the proxy uses.
         neighbours: other live sandboxes' proxies.
+        inner_resolver: whether Docker's own resolver is inside the fence: it may answer that it asked nobody.
     """
     outside = [address for address in addresses if not address.startswith("127.") and address != "::1"]
     echoed = [*outside, *(address for address, _ in _PUBLIC)]
-    servers = dict.fromkeys((*nameservers, _DOCKER_DNS))
+    inner = (_DOCKER_DNS,) if inner_resolver else ()
+    servers = dict.fromkeys(where for where in (*nameservers, _DOCKER_DNS) if where not in inner)
     listed = [
         *(_address("metadata", TargetKind.TCP, *where) for where in _METADATA),
         *(_address("public", TargetKind.TCP, *where) for where in _PUBLIC),
         *(_address("dns", kind, *where) for where in servers for kind in (TargetKind.DNS_TCP, TargetKind.DNS_UDP)),
+        *(_address("dns", TargetKind.DNS_RELAY, *where) for where in inner),
         *(_address("neighbour", TargetKind.TCP, *where) for where in neighbours),
         *(_address("echo", kind, address) for address in echoed for kind in (TargetKind.ICMP, TargetKind.ICMP_RAW)),
         Target(name="packet socket", kind=TargetKind.PACKET, address="", port=None, alive=False),
         Target(name="vsock socket", kind=TargetKind.VSOCK, address="", port=None, alive=False),
     ]
     return tuple({target.name: target for target in (*canaries, *listed)}.values())
+
+
+def bound(canaries: Sequence[Target]) -> tuple[Target, ...]:
+    """Give the same listeners again, to be tried from a socket that is bound to the fence's link (socket(7))."""
+    kinds = {TargetKind.TCP: TargetKind.TCP_BOUND, TargetKind.UDP: TargetKind.UDP_BOUND}
+    return tuple(
+        replace(canary, name=canary.name.replace(canary.kind, kinds[canary.kind], 1), kind=kinds[canary.kind])
+        for canary in canaries
+        if canary.kind in kinds and ":" not in canary.address and not canary.address.startswith("127.")
+    )
 
 
 def _address(what: str, kind: TargetKind, address: str, port: int | None = None) -> Target:

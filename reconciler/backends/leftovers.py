@@ -1,10 +1,11 @@
-"""Owns finding and removing what a run left on this host: processes in its control groups, the groups, its directory.
+"""Owns the directory of a run, and finding and removing what it left on this host: processes, groups, that directory.
 
 Knows labels and names only; how a sandbox was built is unknown here.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import signal
@@ -16,12 +17,29 @@ from reconciler.backends.base import Reaped
 from reconciler.backends.cgroup import Cgroup, Root, children
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
+
+    from reconciler.backends.base import Launch
 
 _EMPTY_S = 5.0
 _POLL_S = 0.02
 LABEL = "label.json"
+
+
+@contextlib.contextmanager
+def run_folder(above: Path, launch: Launch) -> Iterator[Path]:
+    """Make the directory of a run below `above`, with its label; at the end of the context it is gone."""
+    folder = above / launch.run
+    # Passable, not readable: the path canary in it must be out of reach because of the fence, not of this mode.
+    folder.mkdir(mode=0o711, parents=True)
+    label = {"run": launch.run, "agent": launch.agent, "owner": launch.owner, "expires_at": launch.expires_at}
+    try:
+        (folder / LABEL).write_text(json.dumps(label, sort_keys=True), "utf-8")
+        yield folder
+    finally:
+        (folder / LABEL).unlink(missing_ok=True)
+        folder.rmdir()
 
 
 async def empty(cgroup: Cgroup, *, limit: float = _EMPTY_S) -> bool:

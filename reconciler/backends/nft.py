@@ -20,7 +20,7 @@ NOWHERE = "192.0.2.1"
 PROXY_PORT = 3128
 _DNS_PORT = 53
 _PRIORITY = -210
-"""Before the filter chains of everybody else, after connection tracking."""
+"""Before the chains of everybody else."""
 
 _Rule = tuple[tuple[tuple[str, object], ...], str]
 

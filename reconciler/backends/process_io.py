@@ -42,12 +42,15 @@ class Lines:
 
     async def next(self) -> bytes | None:
         """Wait for one whole line, without its end; None when there is none any more."""
-        while (at := self._kept.find(b"\n")) < 0:
+        while (at := self._kept.find(b"\n")) < 0 and len(self._kept) <= self._most:
             data = await read_some(self._descriptor)
-            self._kept += data
             # What was cut off in the middle is no line.
-            if not data or len(self._kept) > self._most:
+            if not data:
                 return None
+            self._kept += data
+        # Of the line, not of what was read with it: a busy writer's short lines come many at a time.
+        if not 0 <= at <= self._most:
+            return None
         line = bytes(self._kept[:at])
         del self._kept[: at + 1]
         return line

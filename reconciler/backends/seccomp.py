@@ -99,8 +99,9 @@ _ALWAYS = {
         "nfsservctl",
         "vhangup",
     ),
-    # Its flags are behind a pointer that a filter cannot follow; libraries fall back to clone on this answer.
-    errno.ENOSYS: ("clone3",),
+    # clone3 has its flags behind a pointer that a filter cannot follow; libraries fall back to clone on this answer.
+    # io_setup takes from one number for the whole host (fs.aio-max-nr), all of it in one call; programs fall back too.
+    errno.ENOSYS: ("clone3", "io_setup"),
 }
 
 

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, TypeVar
 import anyio
 
 if TYPE_CHECKING:
-    from reconciler.backends.base import Observer
+    from proxy.record import Record
+    from reconciler.backends.base import Observer, Stream
 
 T = TypeVar("T")
 UNDO_S = 30.0
@@ -62,3 +63,19 @@ class Steps:
 
         self._stack.push_async_callback(undo)
         self._observer.step(name)
+
+
+class Nobody:
+    """An observer that has nobody to tell."""
+
+    def step(self, name: str) -> None:
+        """Tell nobody."""
+
+    def decision(self, record: Record) -> None:
+        """Tell nobody."""
+
+    def output(self, stream: Stream, data: bytes) -> None:
+        """Tell nobody."""
+
+    def undo_failed(self, step: str, message: str) -> None:
+        """Tell nobody; the reaper finds what was left."""

@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
+_PF_EXITING = 0x4
+"""linux/sched.h."""
+
+
 @dataclass(frozen=True, slots=True)
 class NoUid:
     """Every uid of the range is taken; `message` says what to do."""
@@ -58,3 +62,16 @@ def processes(uid: int) -> tuple[int, ...]:
                 if not ended and str(uid) in status.partition("\nUid:\t")[2].partition("\n")[0].split():
                     found.append(int(entry.name))
     return tuple(found)
+
+
+def ending(pid: int) -> bool:
+    """Say whether a process has ended or is about to: the kernel has left its control groups by then.
+
+    It may take seconds of that, for thousands of open sockets, and its state reads as if it ran.
+    """
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace")
+    except OSError:
+        return True
+    # After the name, which may hold anything: state, five numbers, flags (proc_pid_stat(5)).
+    return bool(int(text.rpartition(")")[2].split()[6]) & _PF_EXITING)

@@ -29,6 +29,7 @@ class Code(IntEnum):
     REFUSED = 125
     NOT_EXECUTABLE = 126
     NOT_FOUND = 127
+    OOM = 137
 
 
 HostConfig = Annotated[

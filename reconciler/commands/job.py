@@ -40,6 +40,7 @@ from reconciler.spool import deliver
 
 _STATUS_OF = {
     ResultCode.TIMEOUT: Code.TIMEOUT,
+    ResultCode.OOM: Code.OOM,
     ResultCode.COMMAND_NOT_FOUND: Code.NOT_FOUND,
     ResultCode.COMMAND_NOT_EXECUTABLE: Code.NOT_EXECUTABLE,
 }
@@ -81,7 +82,7 @@ def run(
 ) -> None:
     """Run a command as an agent: output on this terminal, decisions on standard error, the command's exit status.
 
-    Exits 124 at the deadline, 125 when it was refused or failed before the command, 126 and 127 as a shell does.
+    Exits 124 at the deadline, 125 when it was refused or ringfence failed, 126, 127 and 137 (memory) as a shell does.
     """
     host = host_settings(host_config)
     document = _document(agent, command, env or [], input or [], timeout)
@@ -136,7 +137,7 @@ def _finish(result: dict[str, Any], *, json: bool) -> int:
         refusal = result["refusal"]
         complain(f"{code}: {result['message'] if refusal is None else refusal['code'] + ': ' + refusal['message']}")
     match code:
-        case ResultCode.EXITED | ResultCode.OOM if result["status"] is not None:
+        case ResultCode.EXITED if result["status"] is not None:
             return int(result["status"])
         case _:
             return _STATUS_OF.get(code, Code.REFUSED)

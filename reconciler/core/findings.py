@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar
 
 from reconciler.core import formats
 from reconciler.core.load import join
 from reconciler.core.memory import canonical_json
-from reconciler.core.order import Difference, Leaf, Loosening, Order, covering, find
+from reconciler.core.order import Leaf, covering_at, find
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from reconciler.core.directions import Path
     from reconciler.core.grants import Action, Grant, Licence
     from reconciler.core.load import Tree
+    from reconciler.core.order import Difference, Keyed, Order
 
 PLATFORM = "platform"
 SCOPE = "agents"
@@ -123,11 +124,16 @@ def _pointer(path: Iterable[str]) -> str:
 class Teller:
     """Tells the steps of differences. Layers are shared by many agents, and so is what is told of them."""
 
-    __slots__ = ("_told",)
+    __slots__ = ("_of_layers", "_of_one")
 
     def __init__(self) -> None:
-        # By identity of what was compared, which the values keep alive.
-        self._told: dict[tuple[int, int, str], tuple[tuple[Step, ...], object, object]] = {}
+        # By identity of what was compared, which the values keep alive, and by path.
+        self._of_layers: dict[_Asked, _Told] = {}
+        self._of_one: dict[_Asked, _Told] = {}
+
+    def forget(self) -> None:
+        """Drop what was told of one agent's own document: the next one has another."""
+        self._of_one.clear()
 
     def steps(self, order: Order, difference: Difference, licence: Licence, agent: str | None) -> tuple[Step, ...]:
         """Say each element by which a difference loosens, and the live grants that license it."""
@@ -136,36 +142,46 @@ class Teller:
         at = licence
         for token in difference.path:
             at = at.at(token)
-        place = place_of(difference.path, agent)
-        if place.of_scope:
-            return self._tell(order, difference, licence, agent)
-        key = (id(difference.loosenings), id(at), place.document)
-        found = self._told.get(key)
+        path = difference.path
+        of_layer = len(path) > len(("layers", "NAME")) and path[0] == "layers"
+        told = self._of_layers if of_layer else self._of_one
+        key = (id(difference.loosenings), id(at), path)
+        found = told.get(key)
         if found is None:
-            found = self._told[key] = (self._tell(order, difference, licence, agent), difference.loosenings, at)
+            found = told[key] = (_tell(order, difference, licence, agent), difference.loosenings, at)
         return found[0]
 
-    def _tell(self, order: Order, difference: Difference, licence: Licence, agent: str | None) -> tuple[Step, ...]:
-        return tuple(_step(order, difference, one, licence, agent) for one in difference.loosenings)
+
+_Asked: TypeAlias = tuple[int, int, "Path"]
+_Told: TypeAlias = tuple[tuple["Step", ...], object, object]
 
 
-def _step(order: Order, difference: Difference, one: Loosening, licence: Licence, agent: str | None) -> Step:
-    path = difference.field(one)
-    grants = covering(order, licence, path, one)
-    if path == ("layers",):
-        place, value = place_of(difference.path, agent), agent
-    else:
-        place, value = place_of(path, agent), _written(find(order, path), one.step.item)
-    return Step(
-        document=place.document,
-        field=place.field,
-        action=one.step.action,
-        value=value,
-        witness=one.step.witness,
-        approvals=one.approvals,
-        why=one.why,
-        grants=grants,
-    )
+def _tell(order: Order, difference: Difference, licence: Licence, agent: str | None) -> tuple[Step, ...]:
+    """Tell one difference, field by field: most are one field's, and some a whole map's."""
+    fields: dict[Path, tuple[Place, Leaf | Keyed | None, Licence]] = {}
+    steps = []
+    for one in difference.loosenings:
+        path = difference.field(one)
+        if path not in fields:
+            at = licence
+            for token in path:
+                at = at.at(token)
+            place = place_of(difference.path if path == ("layers",) else path, agent)
+            fields[path] = (place, find(order, path), at)
+        place, field, at = fields[path]
+        steps.append(
+            Step(
+                document=place.document,
+                field=place.field,
+                action=one.step.action,
+                value=agent if path == ("layers",) else _written(field, one.step.item),
+                witness=one.step.witness,
+                approvals=one.approvals,
+                why=one.why,
+                grants=() if field is None else covering_at(field, at, one),
+            )
+        )
+    return tuple(steps)
 
 
 def _written(order: object, item: Tree) -> Tree:
@@ -196,10 +212,11 @@ class Ledger(Generic[Finding]):
         equal: dict[tuple[str, str, str], list[Finding]] = {}
         for same in self._same.values():
             first = same[0]
-            # The last two: of what is held, what was in force before may differ from agent to agent.
-            key = (first.document, first.field, canonical_json(_sides(first)[-2:]))
-            equal.setdefault(key, []).extend(same)
-        return tuple(_merged(findings) for _, findings in sorted(equal.items()))
+            # The last two: of what is held, what was in force before may differ from agent to agent. Only a layer's
+            # field is compared more than once.
+            sides = canonical_json(_sides(first)[-2:]) if first.document.startswith("egress/") else ""
+            equal.setdefault((first.document, first.field, sides), []).extend(same)
+        return tuple(_merged(equal[key]) for key in sorted(equal))
 
 
 def _sides(finding: Held | Change) -> list[Tree]:
@@ -208,6 +225,8 @@ def _sides(finding: Held | Change) -> list[Tree]:
 
 def _merged(findings: list[Finding]) -> Finding:
     first = findings[0]
+    if len(findings) == 1 and not first.steps and not first.document.startswith("egress/"):
+        return first
     agents = tuple(sorted(agent for finding in findings for agent in finding.agents))
     of_scope = first.document.startswith("egress/") and first.field == f"/{SCOPE}"
     steps = first.steps

@@ -24,8 +24,11 @@ class TargetKind(StrEnum):
 
     TCP = "tcp"
     UDP = "udp"
+    TCP_BOUND = "tcp-bound"
+    UDP_BOUND = "udp-bound"
     DNS_TCP = "dns-tcp"
     DNS_UDP = "dns-udp"
+    DNS_RELAY = "dns-relay"
     UNIX_ABSTRACT = "unix-abstract"
     UNIX_PATH = "unix-path"
     ICMP = "icmp"

@@ -61,33 +61,6 @@ class Grant:
             people.setdefault(approval.signer, set()).add(approval.key)
         return _matching(people) >= wanted
 
-    def to_json(self) -> dict[str, Tree]:
-        """Give plain JSON for the state file."""
-        return {
-            "id": self.id,
-            "document": self.document,
-            "field": self.field,
-            "action": str(self.action),
-            "item": self.item,
-            "ticket": self.ticket,
-            "approvals": [[approval.signer, approval.key] for approval in self.approvals],
-            "expires": self.expires,
-        }
-
-    @classmethod
-    def from_json(cls, value: Tree) -> Grant:
-        """Read what `to_json` wrote. KeyError, TypeError or ValueError when it is something else."""
-        return cls(
-            id=value["id"],
-            document=value["document"],
-            field=value["field"],
-            action=Action(value["action"]),
-            item=value["item"],
-            ticket=value["ticket"],
-            approvals=tuple(Approval(signer, key) for signer, key in value["approvals"]),
-            expires=value["expires"],
-        )
-
 
 def _matching(people: Mapping[str, set[str]]) -> int:
     """Count the largest set of people with a key each of their own (augmenting paths; a statement has few signers)."""
@@ -130,16 +103,21 @@ NOTHING = Licence()
 
 def licences(grants: Iterable[Grant]) -> dict[str, Licence]:
     """Index grants by document, then by field."""
-    by_document: dict[str, list[tuple[tuple[str, ...], Grant]]] = {}
+    by_document: dict[str, dict[str, list[Grant]]] = {}
     for grant in grants:
-        by_document.setdefault(grant.document, []).append((split(grant.field), grant))
+        by_document.setdefault(grant.document, {}).setdefault(grant.field, []).append(grant)
     return {document: _tree(found) for document, found in by_document.items()}
 
 
-def _tree(found: list[tuple[tuple[str, ...], Grant]]) -> Licence:
-    here = tuple(grant for path, grant in found if not path)
-    deeper: dict[str, list[tuple[tuple[str, ...], Grant]]] = {}
-    for path, grant in found:
-        if path:
-            deeper.setdefault(path[0], []).append((path[1:], grant))
+def _tree(found: Mapping[str, list[Grant]]) -> Licence:
+    """Build the tree of one document's grants, of which `found` has those of each field."""
+    here: tuple[Grant, ...] = ()
+    deeper: dict[str, dict[str, list[Grant]]] = {}
+    for field_, grants in found.items():
+        if field_:
+            # Pointers stay escaped but for the token that leaves them.
+            token, slash, rest = field_[1:].partition("/")
+            deeper.setdefault(split(f"/{token}")[0], {})[f"{slash}{rest}"] = grants
+        else:
+            here = tuple(grants)
     return Licence(here, {token: _tree(rest) for token, rest in deeper.items()})

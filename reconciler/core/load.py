@@ -68,7 +68,9 @@ class Document:
 
 def join(pointer: str, token: str | int) -> str:
     """Append one token to a JSON pointer (RFC 6901)."""
-    return f"{pointer}/{str(token).replace('~', '~0').replace('/', '~1')}"
+    if isinstance(token, str) and ("~" in token or "/" in token):
+        token = token.replace("~", "~0").replace("/", "~1")
+    return f"{pointer}/{token}"
 
 
 def split(pointer: str) -> tuple[str, ...]:
@@ -129,6 +131,8 @@ def _text(file: str, data: bytes, bounds: Bounds) -> str | tuple[Problem, ...]:
 
 
 def _invisible(file: str, text: str) -> Iterator[Problem]:
+    if _BAD_TEXT.search(text) is None:
+        return
     for number, line in enumerate(text.split("\n"), start=1):
         for found in _BAD_TEXT.finditer(line):
             name = f"U+{ord(found[0]):04X}"
@@ -181,16 +185,15 @@ class _Reader:
 
     def take(self, event: yaml.Event) -> bool:
         """Take one event; False when reading on makes no sense."""
-        match event:
-            case yaml.StreamStartEvent() | yaml.StreamEndEvent() | yaml.DocumentEndEvent():
-                return True
-            case yaml.DocumentStartEvent():
-                return self._document(event)
-            case yaml.ScalarEvent() | yaml.MappingStartEvent() | yaml.SequenceStartEvent() | yaml.AliasEvent():
-                return self._node(event)
-            case _:
-                self._stack.pop()
-                return True
+        # In the order of how many there are: this runs for every scalar of every document.
+        if isinstance(event, yaml.NodeEvent):
+            return self._node(event)
+        if isinstance(event, yaml.CollectionEndEvent):
+            self._stack.pop()
+            return True
+        if isinstance(event, yaml.DocumentStartEvent):
+            return self._document(event)
+        return True
 
     def finish(self) -> Document | tuple[Problem, ...]:
         """Answer the document, or all problems, sorted."""
@@ -212,33 +215,30 @@ class _Reader:
         return True
 
     def _node(self, event: yaml.NodeEvent) -> bool:
-        at = _position(event)
+        mark = event.start_mark
+        at = (mark.line + 1, mark.column + 1)
         self._nodes += 1
         if self._nodes > self._bounds.nodes:
             self._problem(at, "", f"has more than {self._bounds.nodes} nodes; split it")
             return False
         parent = self._stack[-1] if self._stack else None
-        if parent is not None and isinstance(parent.value, dict) and parent.key is None:
+        if parent is not None and parent.key is None and isinstance(parent.value, dict):
             return self._key(parent, event, at)
         pointer = _child(parent)
-        self._positions.setdefault(pointer, at)
+        if pointer not in self._positions:
+            self._positions[pointer] = at
         self._unmarked(event, at, pointer)
-        value: Tree
-        match event:
-            case yaml.MappingStartEvent():
-                value = {}
-            case yaml.SequenceStartEvent():
-                value = []
-            case yaml.ScalarEvent():
-                value = self._scalar(event, at, pointer)
-            case _:
-                value = None
-        self._place(parent, value)
+        if isinstance(event, yaml.ScalarEvent):
+            self._place(parent, self._scalar(event, at, pointer))
+            return True
+        value: Tree = None
         if isinstance(event, yaml.CollectionStartEvent):
+            value = {} if isinstance(event, yaml.MappingStartEvent) else []
             if len(self._stack) >= self._bounds.depth:
                 self._problem(at, pointer, f"is nested deeper than {self._bounds.depth} levels; flatten it")
                 return False
             self._stack.append(_Open(value, pointer))
+        self._place(parent, value)
         return True
 
     def _key(self, parent: _Open, event: yaml.NodeEvent, at: Position) -> bool:
@@ -249,8 +249,7 @@ class _Reader:
         parent.key = event.value
         pointer = join(parent.pointer, event.value)
         self._unmarked(event, at, pointer)
-        if not isinstance(self._scalar(event, at, pointer, is_key=True), str):
-            self._written.pop(pointer, None)
+        self._scalar(event, at, pointer, is_key=True)
         parent.fresh = event.value not in parent.value
         if parent.fresh:
             self._keys[pointer] = at
@@ -281,9 +280,10 @@ class _Reader:
 
     def _scalar(self, event: yaml.ScalarEvent, at: Position, pointer: str, *, is_key: bool = False) -> Tree:
         text = event.value
-        if found := _BAD_SCALAR.search(text):
-            self._problem(at, pointer, f"holds the invisible character U+{ord(found[0]):04X}; remove it")
         if event.style:  # quoted or a block; the C parser's plain style is an empty string
+            # Only escapes can write what the text of the file does not show, and only double quotes have them.
+            if event.style == '"' and (found := _BAD_SCALAR.search(text)):
+                self._problem(at, pointer, f"holds the invisible character U+{ord(found[0]):04X}; remove it")
             return text
         what = "key" if is_key else "value"
         if text in _WORDS or _NUMBER.fullmatch(text):
@@ -329,5 +329,7 @@ def _child(parent: _Open | None) -> str:
 def _typed_by_yaml_1_1(text: str) -> bool:
     """Say whether PyYAML's table of YAML 1.1 takes this plain scalar for something else than a string."""
     table = Resolver.yaml_implicit_resolvers
-    candidates = [*table.get(text[0], ()), *table.get(None, ())]
-    return any(pattern.match(text) for _, pattern in candidates)
+    for _, pattern in table.get(text[0], ()):
+        if pattern.match(text):
+            return True
+    return any(pattern.match(text) for _, pattern in table.get(None, ()))

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
+import sys
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
-from reconciler.core.grants import Grant
+from reconciler.core.grants import Action, Approval, Grant
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from reconciler.core.load import Tree
 
 VERSION = 1
+
+_Reason: TypeAlias = "tuple[str, str, float | None, tuple[tuple[str, str], ...]]"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,15 +27,6 @@ class Unit:
 
     own: Tree
     layers: Mapping[str, Tree] = field(default_factory=dict)
-
-    def tree(self) -> dict[str, Tree]:
-        """Give it as the walker takes it."""
-        return {"own": self.own, "layers": dict(self.layers)}
-
-    @classmethod
-    def of(cls, tree: Tree) -> Unit:
-        """Read what `tree` gave."""
-        return cls(own=tree["own"], layers=tree["layers"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +68,10 @@ class Memory:
             "last": contents.put_all(self.last),
             "last_layers": {name: contents.put_all(layers) for name, layers in self.last_layers.items()},
             "in_force": in_force,
-            "grants": [grant.to_json() for grant in self.grants],
+            "reasons": [
+                {"id": key[0], "ticket": key[1], "expires": key[2], "approvals": list(map(list, key[3])), "grants": these}
+                for key, these in _by_reason(self.grants)
+            ],
             "held": self.held,
             "contents": contents.by_digest,
         }
@@ -101,11 +99,39 @@ class Memory:
                 last=_take_all(contents, value["last"]),
                 last_layers={name: _take_all(contents, layers) for name, layers in value["last_layers"].items()},
                 in_force=in_force,
-                grants=tuple(Grant.from_json(grant) for grant in value["grants"]),
+                grants=tuple(grant for reason in value["reasons"] for grant in _of_reason(reason)),
                 held=value["held"],
             )
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"the state is not one that ringfence wrote: {error!r}") from error
+
+
+class Pool:
+    """Holds each content once: most agents share parts of theirs with many others. Serves one pass."""
+
+    __slots__ = ("_known",)
+
+    def __init__(self) -> None:
+        self._known: dict[object, Tree] = {}
+
+    def put(self, tree: Tree) -> Tree:
+        """Give the one object that stands for this content. What is put in must not be changed any more."""
+        if isinstance(tree, dict):
+            return self.top({key: self.put(value) for key, value in tree.items()})
+        if isinstance(tree, list):
+            return self._known.setdefault((list, *map(_name, tree)), tree)
+        return tree
+
+    def top(self, tree: dict[str, Tree]) -> dict[str, Tree]:
+        """Give the one object for a map whose values are from here, or from wherever they are kept."""
+        name = (dict, *((key, _name(value)) for key, value in tree.items()))
+        found: dict[str, Tree] = self._known.setdefault(name, tree)
+        return found
+
+
+def _name(value: Tree) -> object:
+    """Name a value in a pool: a container by its identity, which the pool keeps alive; True and 1 are two."""
+    return (id(value),) if isinstance(value, dict | list) else (type(value), value)
 
 
 class _Contents:
@@ -127,6 +153,29 @@ class _Contents:
 
     def put_all(self, trees: Mapping[str, Tree]) -> dict[str, str]:
         return {name: self.put(tree) for name, tree in trees.items()}
+
+
+def _by_reason(grants: Iterable[Grant]) -> Iterable[tuple[_Reason, list[Tree]]]:
+    """Give what grants of one signed reason have in common, with what each says; in the order of the grants."""
+    for key, these in itertools.groupby(
+        grants, lambda one: (one.id, one.ticket, one.expires, tuple((by.signer, by.key) for by in one.approvals))
+    ):
+        yield key, [[one.document, one.field, str(one.action), one.item] for one in these]
+
+
+def _of_reason(reason: Tree) -> Iterable[Grant]:
+    approvals = tuple(Approval(signer, key) for signer, key in reason["approvals"])
+    for document, field_, action, item in reason["grants"]:
+        yield Grant(
+            id=reason["id"],
+            document=document,
+            field=sys.intern(field_),
+            action=Action(action),
+            item=item,
+            ticket=reason["ticket"],
+            approvals=approvals,
+            expires=reason["expires"],
+        )
 
 
 def _take_all(contents: Mapping[str, Tree], digests: Mapping[str, str]) -> dict[str, Tree]:

@@ -63,11 +63,16 @@ class Difference:
 class Walk:
     """The walker. One object serves one pass: it remembers what it found for values that many documents share."""
 
-    __slots__ = ("_memo",)
+    __slots__ = ("_leaves", "_memo")
 
     def __init__(self) -> None:
         # By identity of the arguments, which the values keep alive, so that no identity is used twice.
         self._memo: dict[tuple[str, int, int, int, int], tuple[Any, tuple[Any, ...]]] = {}
+        self._leaves: dict[tuple[int, object, object], tuple[Loosening, ...]] = {}
+
+    def forget(self) -> None:
+        """Drop what was found for one agent's own values: the next one has others."""
+        self._leaves.clear()
 
     def le(self, order: Order, one: Tree, other: Tree) -> bool:
         """Say whether `one` is nowhere looser than `other`."""
@@ -102,10 +107,12 @@ class Walk:
                 grants = usable(order, licence.here)
                 return rule.lift(baseline, grants) if grants else baseline
             case Group(fields):
-                return {
-                    name: self.limit(child, _at(baseline, name, child), licence.at(name), _at(wanted, name, child))
-                    for name, child in fields.items()
-                }
+                limits = {name: _at(baseline, name, child) for name, child in fields.items()}
+                for name, below in licence.below.items():
+                    child = fields.get(name)
+                    if child is not None:
+                        limits[name] = self.limit(child, limits[name], below, _at(wanted, name, child))
+                return _same(baseline, limits)
             case Keyed():
                 return self._limit_keys(order, baseline, licence, wanted)
 
@@ -136,17 +143,20 @@ class Walk:
                     return None
                 if one == other and type(one) is type(other):
                     return one
-                return rule.join(one, other) if way == "join" else rule.meet(one, other)
+                found = rule.join(one, other) if way == "join" else rule.meet(one, other)
+                return one if found == one and type(found) is type(one) else found
             case Group(fields):
-                return {
-                    name: self._combine(child, _at(one, name, child), _at(other, name, child), way)
-                    for name, child in fields.items()
-                }
+                made = {}
+                for name, child in fields.items():
+                    mine, theirs = _at(one, name, child), _at(other, name, child)
+                    same = mine is theirs and way != "tighten"
+                    made[name] = mine if same else self._combine(child, mine, theirs, way)
+                return _same(one, made)
             case Keyed():
                 # Where a missing key is the looser side, the meet has the keys of both; and the other way round.
                 all_keys = (way != "join") == order.removing
                 keys = {*one, *other} if all_keys else one.keys() & other.keys()
-                return {key: self._combine_key(order, one, other, key, way) for key in sorted(keys)}
+                return _same(one, {key: self._combine_key(order, one, other, key, way) for key in sorted(keys)})
 
     def _combine_key(self, order: Keyed, one: Tree, other: Tree, key: str, way: str) -> Tree:
         if key not in one or key not in other:
@@ -162,20 +172,30 @@ class Walk:
         match order:
             case Leaf(Silent(identity=True)):
                 return ()
-            case Leaf(rule):
-                steps = rule.steps(before, after)
-                costs = tuple(Loosening(step, max(order.approvals, step.approvals), order.why) for step in steps)
-                return (Difference((), before, after, costs),)
+            case Leaf():
+                return (Difference((), before, after, self._loosenings(order, before, after)),)
             case Group(fields):
-                return tuple(
-                    _below(name, found)
-                    for name, child in fields.items()
-                    for found in self.compare(child, _at(before, name, child), _at(after, name, child))
-                )
+                found = []
+                for name, child in fields.items():
+                    one, other = _at(before, name, child), _at(after, name, child)
+                    # What is the same is most, and asked for here it costs no call.
+                    if one is not other and (one != other or type(one) is not type(other)):
+                        found += [_below(name, difference) for difference in self.compare(child, one, other)]
+                return tuple(found)
             case Keyed():
                 return tuple(
                     found for key in sorted({*before, *after}) for found in self._compare_key(order, before, after, key)
                 )
+
+    def _loosenings(self, order: Leaf, before: Tree, after: Tree) -> tuple[Loosening, ...]:
+        """Give the elements by which one field loosens; asked again with equal values it is the same object."""
+        key = (id(order), _frozen(before), _frozen(after))
+        found = self._leaves.get(key)
+        if found is None:
+            steps = order.rule.steps(before, after)
+            found = tuple(Loosening(step, max(order.approvals, step.approvals), order.why) for step in steps)
+            self._leaves[key] = found
+        return found
 
     def _compare_key(self, order: Keyed, before: Tree, after: Tree, key: str) -> tuple[Difference, ...]:
         if key in before and key in after:
@@ -252,21 +272,41 @@ def _at(tree: Tree, name: str, child: Order) -> Tree:
     return tree[name] if name in tree else floor(child)
 
 
+def _same(known: Tree, made: dict[str, Tree]) -> Tree:
+    """Give the tree that is known already where the one that was made is of the very same parts.
+
+    Most trees of a pass are, and then they are held once, and compared by identity.
+    """
+    if len(known) == len(made) and all(key in known and known[key] is value for key, value in made.items()):
+        return known
+    return made
+
+
+def _frozen(value: Tree) -> object:
+    """Give a leaf's value as a key of a map; True and 1 are two."""
+    return tuple(value) if isinstance(value, list) else (type(value), value)
+
+
 def _below(token: str, found: Difference) -> Difference:
     return Difference((token, *found.path), found.before, found.after, found.loosenings)
 
 
 def covering(order: Order, licence: Licence, path: Path, loosening: Loosening) -> tuple[Grant, ...]:
     """Give the grants that license one loosening of the field at `path`."""
+    at = find(order, path)
     for token in path:
         licence = licence.at(token)
-    at = find(order, path)
-    if at is None or not licence.here:
+    return () if at is None else covering_at(at, licence, loosening)
+
+
+def covering_at(order: Leaf | Keyed, licence: Licence, loosening: Loosening) -> tuple[Grant, ...]:
+    """Give the grants, of those at one field, that license one loosening of it."""
+    if not licence.here:
         return ()
     return tuple(
         grant
-        for grant in usable(at, licence.here)
-        if grant.approved_by(loosening.approvals) and _covers(at, grant.item, loosening.step)
+        for grant in licence.here
+        if _covers(order, grant.item, loosening.step) and usable(order, (grant,)) and grant.approved_by(loosening.approvals)
     )
 
 

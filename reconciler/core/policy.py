@@ -120,12 +120,21 @@ class InForce:
     agents: Mapping[str, Effective]
 
 
-def in_force(tree: Tree, *, revision: str, generation: int) -> InForce:
-    """Give the frozen values of the tree that `reconcile` answers. KeyError or ValueError: no such tree."""
+def in_force(
+    tree: Tree, *, revision: str, generation: int, previous: tuple[Tree, InForce] | None = None
+) -> InForce:
+    """Give the frozen values of the tree that `reconcile` answers. KeyError or ValueError: no such tree.
+
+    `previous` is an earlier tree with what it gave: agents whose part of the tree is the same object are taken over.
+    """
+    known = {} if previous is None else previous[0]["agents"]
     # Agents share their layers: each content is read once. The tree keeps what the identities stand for alive.
     layers: dict[tuple[str, int], Layer] = {}
     agents = {}
     for name, value in tree["agents"].items():
+        if previous is not None and known.get(name) is value:
+            agents[name] = previous[1].agents[name]
+            continue
         for layer, content in value["layers"].items():
             if (layer, id(content)) not in layers:
                 layers[layer, id(content)] = _layer(layer, content)

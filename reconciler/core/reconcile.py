@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from reconciler.core.findings import PLATFORM, SCOPE, Change, Held, Ledger, Teller, place_of
 from reconciler.core.grants import NOTHING, Action, Grant, Licence, licences
-from reconciler.core.memory import Memory, Unit, digest_of
+from reconciler.core.memory import Memory, Pool, Unit, digest_of
 from reconciler.core.order import Difference, Group, Keyed, Leaf, Order, Walk, floor, order_of
 from reconciler.core.rules import Silent
 from reconciler.core.schema import load_schema
@@ -42,6 +42,32 @@ class Outcome:
     """Ids of live signed reasons that nothing in force depends on."""
     alarm: str | None = None
     """Why nothing at all is loosened: no document is there, or a platform or egress document is bad."""
+    judged: Mapping[str, Judged] = field(default_factory=dict, repr=False, compare=False)
+    """By agent, what was decided and of what: for the next pass, which takes over what did not change."""
+    licences: Mapping[str, Licensed] = field(default_factory=dict, repr=False, compare=False)
+    """By document, the index of its live grants: likewise."""
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """What a pass decided for one agent, and everything that it went by but for the memory."""
+
+    of: tuple[object, ...]
+    baseline: Unit
+    layers: Mapping[str, Tree]
+    in_force: Tree
+    held: tuple[Held, ...]
+    used: frozenset[str]
+    reasons: frozenset[str]
+    """Of the platform, which every agent depends on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Licensed:
+    """The live grants of one document, as they come and as a tree."""
+
+    grants: tuple[Grant, ...]
+    licence: Licence
 
 
 def reconcile(
@@ -51,18 +77,23 @@ def reconcile(
     *,
     now: float,
     lapsed: frozenset[str] = frozenset(),
+    previous: Outcome | None = None,
 ) -> Outcome:
     """Decide what is in force after one pass.
 
     `grants` are those of the statements that are present, verified and not revoked; those that expired at `now` (Unix
     seconds that never run backwards) are dropped here too. `lapsed` are revoked statement ids: with an empty directory
-    the remembered grants count, and they must not revive what was revoked. Pure; the same input twice changes nothing.
+    the remembered grants count, and they must not revive what was revoked. Pure; the same input twice changes nothing,
+    which is why `previous`, the outcome of the pass before, can spare the work for every agent of which nothing changed:
+    it counts only when `memory` is the very memory that it gave, and the outcome is the same as without it.
     """
     present = memory.grants if desired.empty else tuple(grants)
     live = tuple(
         grant for grant in present if (grant.expires is None or now < grant.expires) and grant.id not in lapsed
     )
-    return _Pass(desired, memory, live).run()
+    if previous is not None and previous.memory is not memory:
+        previous = None
+    return _Pass(desired, memory, live, previous).run()
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,20 +124,31 @@ def _silent(order: Order) -> bool:
 class _Pass:
     """One pass: its arguments, what is worked out once for all agents, and what is found."""
 
-    def __init__(self, desired: Desired, memory: Memory, live: tuple[Grant, ...]) -> None:
+    def __init__(
+        self, desired: Desired, memory: Memory, live: tuple[Grant, ...], previous: Outcome | None = None
+    ) -> None:
         self._memory = memory
+        self._judged: Mapping[str, Judged] = {} if previous is None else previous.judged
         self._live = live
         self._orders = orders()
         self._walk = Walk()
+        self._pool = Pool()
+        self._selections: dict[tuple[str, ...], dict[str, Tree]] = {}
         self._teller = Teller()
         self._documents = _documents(desired, memory)
         self._alarm = _alarm(desired)
         self._layers = {
-            name.partition("/")[2]: (tree[SCOPE], {field: tree[field] for field in self._orders.layer.fields})
+            name.partition("/")[2]: (
+                frozenset(tree[SCOPE]),
+                {name: tree[name] for name in self._orders.layer.fields},
+            )
             for name, tree in self._documents.items()
             if name.startswith("egress/")
         }
-        self._licences = licences(live)
+        known = {} if previous is None else previous.licences
+        same = previous is not None and previous.memory.grants == live
+        self._indexed = known if same else _indexed(live, known)
+        self._licences = {name: found.licence for name, found in self._indexed.items()}
         self._layer_licences = {
             name.partition("/")[2]: licence for name, licence in self._licences.items() if name.startswith("egress/")
         }
@@ -129,11 +171,13 @@ class _Pass:
         baseline_platform, platform, reasons = self._platform(before[PLATFORM])
         baseline, last_layers = dict(memory.baseline), dict(memory.last_layers)
         agents: dict[str, Tree] = {}
+        judged: dict[str, Judged] = {}
         names = sorted(name.partition("/")[2] for name in self._documents if name.startswith("agents/"))
         for name in names:
-            baseline[name], last_layers[name], in_force = self._agent(name, before["agents"].get(name))
-            if in_force is not None:
-                agents[name] = {**in_force, "reasons": sorted({*in_force["reasons"], *reasons})}
+            found = judged[name] = self._agent(name, before["agents"].get(name), reasons)
+            baseline[name], last_layers[name] = found.baseline, found.layers
+            if found.in_force is not None:
+                agents[name] = found.in_force
         for name in sorted(before["agents"].keys() - agents.keys()):
             self._came_or_went(name, before["agents"][name]["own"], None)
         tree = {PLATFORM: platform, "agents": agents}
@@ -156,6 +200,8 @@ class _Pass:
             changes=self._changes.all(),
             unused=tuple(sorted({grant.id for grant in self._live} - self._used)),
             alarm=self._alarm,
+            judged=judged,
+            licences=self._indexed,
         )
 
     def _platform(self, before: Tree) -> tuple[Tree, Tree, frozenset[str]]:
@@ -169,37 +215,71 @@ class _Pass:
         in_force = walk.meet(order, wanted, walk.limit(order, start, licence, wanted))
         if self._alarm is not None:
             in_force = walk.meet(order, in_force, before)
-        self._tell(order, licence, None, before=before, in_force=in_force, wanted=wanted)
+        for one in self._tell(order, licence, None, before=before, in_force=in_force, wanted=wanted):
+            self._held.add(one)
         return walk.tighten(order, start, wanted), in_force, self._reasons(order, licence, None, start, in_force)
 
-    def _agent(self, name: str, before: Tree) -> tuple[Unit, dict[str, Tree], Tree]:
-        """Give the next baseline, the last content of each layer, and what is in force (None: nothing)."""
-        order, walk = self._orders.unit, self._walk
+    def _agent(self, name: str, before: Tree, reasons: frozenset[str]) -> Judged:
+        """Decide for one agent, or take over what was decided of the very same."""
         own = self._documents[f"agents/{name}"]
-        selected = {layer: tree for layer, (scope, tree) in self._layers.items() if "*" in scope or name in scope}
+        chosen = tuple(layer for layer, (scope, _) in self._layers.items() if name in scope or "*" in scope)
+        selected = self._selections.get(chosen)
+        if selected is None:
+            selected = self._selections[chosen] = {layer: self._layers[layer][1] for layer in chosen}
         start = self._start(name, selected)
+        lifts = tuple((layer, grant) for layer, grant in self._lifts if grant.item in ("*", name))
+        licence = self._licence(name, lifts)
+        concerned = tuple(self._layer_licences.get(layer, NOTHING) for layer in sorted(start["layers"]))
+        of = (own, selected, licence.at("own"), lifts, concerned, self._alarm, reasons)
+        known = self._judged.get(name)
+        if known is not None and known.of == of:
+            # Applied again, the formula changes nothing: what is held is held against what is in force now.
+            held = tuple(dataclasses.replace(one, before=one.after) for one in known.held)
+            known = known if held == known.held else dataclasses.replace(known, held=held)
+            for one in known.held:
+                self._held.add(one)
+            self._used |= known.used
+            return known
+        found = self._decide(name, before, own, selected, start, licence)
+        self._walk.forget()
+        self._teller.forget()
+        for one in found.held:
+            self._held.add(one)
+        in_force = found.in_force
+        if in_force is not None:
+            in_force = {**in_force, "reasons": sorted({*in_force["reasons"], *reasons})}
+        return dataclasses.replace(found, of=of, in_force=in_force, reasons=reasons)
+
+    def _decide(
+        self, name: str, before: Tree, own: Tree, selected: Mapping[str, Tree], start: Tree, licence: Licence
+    ) -> Judged:
+        """Decide the next baseline, the last content of each layer, and what is in force (None: nothing)."""
+        order, walk = self._orders.unit, self._walk
         wanted = {"own": own, "layers": selected}
-        licence = self._licence(name)
         limit = walk.limit(order, start, licence, wanted)
         last = self._memory.last_layers.get(name, {})
         # A layer that went away and that no grant lifts stays as it was.
         kept = {layer: last.get(layer, tree) for layer, tree in limit["layers"].items() if layer not in selected}
         in_force = walk.meet(order, {"own": own, "layers": {**kept, **selected}}, limit)
-        baseline = Unit.of(walk.tighten(order, start, wanted))
-        layers = {**{layer: last[layer] for layer in baseline.layers if layer in last}, **selected}
+        tightened = walk.tighten(order, start, wanted)
+        baseline = Unit(own=self._pool.put(tightened["own"]), layers=self._pool.top(tightened["layers"]))
+        layers = self._pool.top({**{layer: last[layer] for layer in baseline.layers if layer in last}, **selected})
         was = None if before is None else {"own": before["own"], "layers": before["layers"]}
+        nothing: frozenset[str] = frozenset()
         if self._alarm is not None:
             if was is None:
-                self._held.add(_whole(name, own))
-                return baseline, layers, None
+                return Judged((), baseline, layers, None, (_whole(name, own),), nothing, nothing)
             in_force = walk.meet(order, in_force, was)
+        new = was is None
         if was is None:
-            self._came_or_went(name, None, own)
+            self._came_or_went(name, None, in_force["own"])
             was = {"own": floor(self._orders.own), "layers": {}}
-        self._tell(order, licence, name, before=was, in_force=in_force, wanted=wanted)
-        reasons = sorted(self._reasons(order, licence, name, start, in_force))
+        held = self._tell(order, licence, name, before=was, in_force=in_force, wanted=wanted, new=new)
+        used = self._reasons(order, licence, name, start, in_force)
         blocked = [_blocked(name, path) for path in walk.blocked(order, in_force)]
-        return baseline, layers, {**in_force, "blocked": blocked, "reasons": reasons}
+        in_force = {"own": in_force["own"], "layers": self._pool.top(in_force["layers"])}
+        tree = {**in_force, "blocked": blocked, "reasons": sorted(used)}
+        return Judged((), baseline, layers, tree, held, used, nothing)
 
     def _bottom(self, order: Group) -> Tree:
         """Give the baseline of what was never seen: the floor."""
@@ -210,28 +290,33 @@ class _Pass:
         known = self._memory.baseline.get(name) or Unit(own=self._own_floor)
         return {"own": known.own, "layers": {**dict.fromkeys(selected, self._layer_floor), **known.layers}}
 
-    def _licence(self, name: str) -> Licence:
+    def _licence(self, name: str, lifts: tuple[tuple[str, Grant], ...]) -> Licence:
         """Give the grants that concern one agent, as a tree beside the agent's own document and its layers."""
-        lifted = tuple(
-            dataclasses.replace(grant, field="/layers", item=layer)
-            for layer, grant in self._lifts
-            if grant.item in ("*", name)
-        )
+        lifted = tuple(dataclasses.replace(grant, field="/layers", item=layer) for layer, grant in lifts)
         own = self._licences.get(f"agents/{name}", NOTHING)
         return Licence(below={"own": own, "layers": Licence(lifted, self._layer_licences)})
 
     def _tell(
-        self, order: Order, licence: Licence, agent: str | None, *, before: Tree, in_force: Tree, wanted: Tree
-    ) -> None:
-        """Note what is held, and what changed."""
+        self,
+        order: Order,
+        licence: Licence,
+        agent: str | None,
+        *,
+        before: Tree,
+        in_force: Tree,
+        wanted: Tree,
+        new: bool = False,
+    ) -> tuple[Held, ...]:
+        """Note what changed (of what is `new` only what loosens: the rest is no change of anything); give what is held."""
         agents = () if agent is None else (agent,)
+        held = []
         for one in self._walk.compare(order, in_force, wanted):
             steps = self._teller.steps(order, one, licence, agent)
             if not steps:
                 continue
             place = place_of(one.path, agent)
             after, desired = _sides(place, one)
-            self._held.add(
+            held.append(
                 Held(
                     document=place.document,
                     field=place.field,
@@ -245,10 +330,13 @@ class _Pass:
         for one in self._walk.compare(order, before, in_force):
             steps = self._teller.steps(order, one, licence, agent)
             place = place_of(one.path, agent)
+            if new and not steps and not place.of_scope:
+                continue
             was, now = _sides(place, one)
             self._changes.add(
                 Change(document=place.document, field=place.field, before=was, after=now, agents=agents, steps=steps)
             )
+        return tuple(held)
 
     def _reasons(
         self, order: Order, licence: Licence, agent: str | None, start: Tree, in_force: Tree
@@ -274,6 +362,20 @@ class _Pass:
         if not gone or len(names) == 1 or list(held.agents) != names:
             return held
         return dataclasses.replace(held, steps=(dataclasses.replace(held.steps[0], value="*"),))
+
+
+def _indexed(live: tuple[Grant, ...], known: Mapping[str, Licensed]) -> dict[str, Licensed]:
+    """Index grants by document; what is known of the very same grants is taken over."""
+    by_document: dict[str, list[Grant]] = {}
+    for grant in live:
+        by_document.setdefault(grant.document, []).append(grant)
+    found = {}
+    for document, these in by_document.items():
+        grants, before = tuple(these), known.get(document)
+        if before is None or before.grants != grants:
+            before = Licensed(grants, licences(grants)[document])
+        found[document] = before
+    return found
 
 
 def _documents(desired: Desired, memory: Memory) -> dict[str, Tree]:

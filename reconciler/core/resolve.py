@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import sys
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -47,9 +48,11 @@ def resolve(document: Document, schema: Schema) -> Resolved | tuple[Problem, ...
     """
     value = _without_nulls(document.value, schema.root)
     problems: list[Problem] = []
-    sound = schema.validator.is_valid(value)
+    sound = schema.fits(value)
     if not sound:
         errors = list(schema.validator.iter_errors(value))
+        if not errors:  # the two validators disagree, and a document passes only where both say so
+            return (document.problem("", f"is not of the schema of {schema.kind}; write it as the reference says"),)
         # A file of another kind or version is wrong in everything; only that is worth saying.
         errors = [error for error in errors if error.validator == "const"] or errors
         problems.extend(problem for error in errors for problem in _structure(document, error))
@@ -88,9 +91,14 @@ class _Into:
 
 
 def _without_nulls(value: Tree, node: Node) -> Tree:
-    """Drop keys whose value is null where the schema does not take null: they are the same as no key."""
+    """Drop keys whose value is null where the schema does not take null: they are the same as no key.
+
+    What holds no such key is given back as it is.
+    """
     if isinstance(value, list):
         items = node.get("items", {})
+        if not any(isinstance(item, dict | list) for item in value):
+            return value
         return [_without_nulls(item, items) for item in value]
     if not isinstance(value, dict):
         return value
@@ -98,10 +106,13 @@ def _without_nulls(value: Tree, node: Node) -> Tree:
     others = node.get("additionalProperties")
     kept = {}
     for key, child in value.items():
-        below = fields.get(key, others if isinstance(others, dict) else None)
-        if child is None and key in fields and "null" not in _types(below):
+        if child is None and key in fields and "null" not in _types(fields[key]):
             continue
-        kept[key] = child if below is None else _without_nulls(child, below)
+        if isinstance(child, dict | list):
+            below = fields.get(key, others if isinstance(others, dict) else None)
+            kept[key] = child if below is None else _without_nulls(child, below)
+        else:
+            kept[key] = child
     return kept
 
 
@@ -178,8 +189,10 @@ def _value(value: Tree, node: Node, pointer: str, into: _Into | None) -> Tree:
         return _map(value, node, pointer, into)
     if isinstance(value, list):
         return _list(value, node, pointer, into)
-    if isinstance(value, str) and "x-format" in node:
-        return _text(value, node, pointer, into)
+    if isinstance(value, str):
+        return _text(value, node, pointer, into) if "x-format" in node else sys.intern(value)
+    if isinstance(value, float) and value.is_integer():
+        return int(value)  # 1.0 and 1 are one number (JSON Schema 2020-12, 4.2.3), and one canonical form
     return value
 
 

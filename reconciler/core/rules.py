@@ -169,7 +169,7 @@ class Covered:
 
     def covers(self, item: Tree, step: Step) -> bool:
         """A wider element licenses a narrower one."""
-        return self.function.within([step.item], [item])
+        return bool(item == step.item) or self.function.within([step.item], [item])
 
 
 @dataclass(frozen=True, slots=True)

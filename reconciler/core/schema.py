@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+import jsonschema_rs
 from jsonschema import Draft202012Validator
 
 if TYPE_CHECKING:
@@ -22,17 +23,27 @@ DIRECTORY = Path(__file__).resolve().parent.parent.parent / "schema"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Schema:
-    """One schema with its references resolved, and the validator of its structure. Compared by identity."""
+    """One schema with its references resolved, and the validators of its structure. Compared by identity."""
 
     kind: str
     root: Node
     validator: Draft202012Validator = field(repr=False)
+    """Says what is wrong, and where."""
+    quick: jsonschema_rs.Draft202012Validator = field(repr=False)
+    """Says only whether something is; a hundred times as fast, and asked of each document first."""
+
+    def fits(self, value: Any) -> bool:
+        """Say whether a JSON value has this structure."""
+        try:
+            return bool(self.quick.is_valid(value))
+        except ValueError:  # a value that it has no type for: the other one has the word
+            return bool(self.validator.is_valid(value))
 
 
 def make(kind: str, root: Node) -> Schema:
     """Make a schema from parsed JSON; KeyError when a local reference leads nowhere."""
     whole = _inlined(root, root)
-    return Schema(kind, whole, Draft202012Validator(whole))
+    return Schema(kind, whole, Draft202012Validator(whole), jsonschema_rs.Draft202012Validator(dict(whole)))
 
 
 @functools.cache

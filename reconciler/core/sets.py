@@ -6,6 +6,7 @@ port, one address block, one name. Canonical form is unique: no atom that anothe
 
 from __future__ import annotations
 
+import functools
 import ipaddress
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
@@ -14,6 +15,9 @@ from reconciler.core.hostnames import anybody_can_register_below
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+
+_REMEMBERED = 4096
+"""Entries of which the parts are kept: one agent's are asked for many times in a row."""
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 Atom = TypeVar("Atom")
@@ -60,7 +64,11 @@ class SetFunction(Generic[Atom]):
 
     def within(self, inner: Sequence[str], outer: Sequence[str]) -> bool:
         """Say whether `outer` covers everything that `inner` covers."""
-        return inner == outer or not self.missing(inner, outer)
+        if inner == outer or not inner:
+            return True
+        here, there = self.elements.read(inner), self.elements.read(outer)
+        rest = here - there
+        return not rest or len(self.elements.covered(rest, there)) == len(rest)
 
     def missing(self, wanted: Sequence[str], present: Sequence[str]) -> list[str]:
         """Give the elements of `wanted` that `present` does not cover, at their finest and then fused."""
@@ -68,7 +76,7 @@ class SetFunction(Generic[Atom]):
             return list(wanted)
         here, there = self.elements.read(wanted), self.elements.read(present)
         rest = here - there
-        return self.elements.write(rest - self.elements.covered(rest, there))
+        return self.elements.write(rest - self.elements.covered(rest, there)) if rest else []
 
     def union(self, one: Sequence[str], other: Sequence[str]) -> list[str]:
         """Give everything that either covers."""
@@ -113,14 +121,9 @@ class Entries:
 
     def read(self, texts: Iterable[str]) -> frozenset[Entry]:
         """Take entries apart by port."""
-        found: set[Entry] = set()
-        for text in texts:
-            entry = _entry(text)
-            if self._denying:
-                found.add(entry)
-            else:
-                found.update(Entry(entry.host, entry.wildcard, port) for port in ports(entry))
-        return frozenset(found)
+        if self._denying:
+            return frozenset(_entry(text) for text in texts)
+        return frozenset(atom for text in texts for atom in _atoms(text))
 
     def write(self, atoms: frozenset[Entry]) -> list[str]:
         """Fuse what no port stands for, and sort."""
@@ -128,18 +131,21 @@ class Entries:
             return [str(entry) for entry in sorted(atoms)]
         found: set[Entry] = set()
         for atom in atoms:
-            whole = Entry(atom.host, atom.wildcard, None)
             fused = atom.port in WEB_PORTS and all(Entry(atom.host, atom.wildcard, port) in atoms for port in WEB_PORTS)
-            found.add(whole if fused else atom)
+            found.add(Entry(atom.host, atom.wildcard, None) if fused else atom)
         return [str(entry) for entry in sorted(found)]
 
     def covered(self, atoms: frozenset[Entry], by: frozenset[Entry]) -> frozenset[Entry]:
         """Ask the index that the proxy decides with."""
+        if not any(atom.wildcard or atom.port is None for atom in by):
+            return atoms & by  # a name with a port covers itself
         index = self._index(by)
         return frozenset(atom for atom in atoms if index.covers(atom, atom.port))
 
     def minimal(self, atoms: frozenset[Entry]) -> frozenset[Entry]:
         """Leave out what lies below another wildcard, and ports of what has every port."""
+        if len(atoms) == 1:
+            return atoms
         wider = self._index(frozenset(atom for atom in atoms if atom.wildcard))
         return frozenset(
             atom
@@ -163,6 +169,8 @@ class Entries:
         index = self._index(outside)
         for atom in sorted(self.read([text]), reverse=True):
             port = atom.port if atom.port is not None else 443
+            if not outside:
+                return f"{'x.' if atom.wildcard else ''}{atom.host}:{port}"
             if not atom.wildcard:
                 if not index.covers(atom, atom.port):
                     return f"{atom.host}:{port}"
@@ -271,10 +279,18 @@ class Names:
         return 1
 
 
+@functools.lru_cache(maxsize=_REMEMBERED)
 def _entry(text: str) -> Entry:
     """Take a canonical entry apart. It was checked when its document was resolved; this runs for each comparison."""
     name, _, port = text.partition(":")
     return Entry(name.removeprefix("*."), name.startswith("*."), int(port) if port else None)
+
+
+@functools.lru_cache(maxsize=_REMEMBERED)
+def _atoms(text: str) -> tuple[Entry, ...]:
+    """Take an entry of an allow list apart by port."""
+    entry = _entry(text)
+    return tuple(Entry(entry.host, entry.wildcard, port) for port in sorted(ports(entry)))
 
 
 ALLOWED = SetFunction(Entries(denying=False))

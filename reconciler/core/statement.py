@@ -5,6 +5,7 @@ from __future__ import annotations
 import fnmatch
 import hashlib
 import re
+import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, assert_never
 
@@ -101,7 +102,7 @@ def read(file: str, data: bytes) -> Statement | tuple[Problem, ...]:
             Grant(
                 id=value["id"],
                 document=written["document"],
-                field=written["field"],
+                field=sys.intern(written["field"]),
                 action=action,
                 item=item,
                 ticket=value["ticket"],

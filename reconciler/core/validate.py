@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from reconciler.core import formats
 from reconciler.core.load import Document, Problem, load
+from reconciler.core.memory import Pool
 from reconciler.core.resolve import Resolved, resolve
 from reconciler.core.schema import Schema, load_schema
 
@@ -59,6 +60,7 @@ def desired(files: Mapping[str, bytes], *, bounds: Bounds | None = None, previou
     bad: set[str] = set()
     problems: list[Problem] = []
     sources: dict[str, str] = {}
+    pool = Pool()
     for file in sorted(files):
         name = document_of(file)
         if name is None:
@@ -70,7 +72,7 @@ def desired(files: Mapping[str, bytes], *, bounds: Bounds | None = None, previou
             continue
         resolved = validate(file, files[file], bounds=bounds)
         if isinstance(resolved, Resolved):
-            documents[name], digests[name] = resolved.value, digest
+            documents[name], digests[name] = pool.put(resolved.value), digest
         else:
             bad.add(name)
             problems.extend(resolved)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
 from pathlib import Path
@@ -13,7 +12,10 @@ import pytest
 
 from reconciler.backends.bubblewrap import Bubblewrap
 from reconciler.core.choose import Missing
+from tests.backends.docker_world import OWNER, Engines, Kind, beside, docker_engines
 from tests.backends.world import host, inside
+from tests.rig.docker import Firewall, Runtime, Which
+from tests.rig.docker.fixtures import Setup
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,7 +23,14 @@ if TYPE_CHECKING:
     from reconciler.backends.base import Backend
     from tests.rig import Rig
 
-OWNER = f"tests-{os.getpid()}"
+__all__ = ["docker_engines"]
+_SETUPS = (
+    Setup(),
+    Setup(firewall=Firewall.NFTABLES, rp_filter=2),
+    Setup(which=Which.DEBIAN),
+)
+KINDS = tuple(Kind(setup=setup, runtime=runtime) for setup in _SETUPS for runtime in Runtime)
+"""Both engines, both firewalls, both runtimes: on each, everything that a backend promises has to hold."""
 
 
 @pytest.fixture(scope="session")
@@ -58,8 +67,18 @@ def bubblewrap(bubblewrap_session: Bubblewrap, in_rig: Rig) -> Bubblewrap:
     return bubblewrap_session
 
 
-@pytest.fixture(params=[pytest.param("bubblewrap", marks=[pytest.mark.bubblewrap, pytest.mark.rig])])
-def backend(request: pytest.FixtureRequest) -> Backend:
+@pytest.fixture(
+    params=[
+        pytest.param("bubblewrap", marks=[pytest.mark.bubblewrap, pytest.mark.rig]),
+        *(pytest.param(kind, id=str(kind), marks=[pytest.mark.docker, pytest.mark.rig]) for kind in KINDS),
+    ]
+)
+def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Backend]:
     """Each backend that keeps the contract; a new one adds its name and a fixture of that name."""
-    found: Backend = request.getfixturevalue(request.param)
-    return found
+    match request.param:
+        case Kind() as kind:
+            engines: Engines = request.getfixturevalue("docker_engines")
+            with beside(engines.engine(kind.setup), monkeypatch):
+                yield engines.backend(kind, OWNER)
+        case name:
+            yield request.getfixturevalue(name)

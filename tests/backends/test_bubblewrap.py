@@ -20,6 +20,7 @@ from reconciler.backends.bubblewrap import Bubblewrap
 from reconciler.backends.bwrap_sandbox import BwrapSandbox
 from reconciler.backends.cgroup import NoCgroup
 from reconciler.backends.seccomp import NoSeccomp
+from reconciler.backends.uids import ending
 from reconciler.core.choose import Missing
 from tests.backends.world import Recorder, built, host, launch, refused, run, running_with
 
@@ -169,6 +170,49 @@ def test_drift_is_named(bubblewrap: Bubblewrap, change: Callable[[BwrapSandbox],
             stray = strays.pop()
             stray.kill()
             stray.wait()
+
+
+BUSY = """
+import os, socket, time
+listener = socket.create_server(("127.0.0.1", 0))
+kept = []
+for _ in range(50):
+    kept += [socket.create_connection(listener.getsockname()), listener.accept()]
+print("ready", flush=True)
+while True:
+    if os.fork() == 0:
+        os._exit(0)
+    os.wait()
+"""
+
+
+def test_what_a_command_has_open_is_not_read_by_a_look_for_drift(
+    bubblewrap: Bubblewrap, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def tables(_: str) -> tuple[str, ...]:
+        raise AssertionError("the command decides how long this is")
+
+    async def main() -> list[tuple[str, ...]]:
+        recorder = Recorder()
+        async with bubblewrap.launch(launch("python3", "-c", BUSY), recorder) as sandbox:
+            live = built(sandbox)
+            await live.start()
+            await anyio.sleep(1)
+            assert "ready" in recorder.stdout
+            monkeypatch.setattr("reconciler.backends.bwrap_proof.parse_listeners", tables)
+            return [await live.drift() for _ in range(20)]
+
+    assert anyio.run(main) == [()] * 20
+
+
+def test_one_that_ends_has_left_its_groups() -> None:
+    process = subprocess.Popen(["/usr/bin/sleep", "60"])
+    assert not ending(process.pid)
+    process.kill()
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    assert ending(process.pid)
+    process.wait()
+    assert ending(process.pid)
 
 
 def test_each_sandbox_has_a_uid_of_its_own_and_gives_it_back(in_rig: Rig, rig_runtime: Path) -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reconciler.backends import bwrap_args, mountinfo
+from reconciler.backends import bwrap_args, input_files, mountinfo
 from reconciler.backends.bwrap_args import Descriptors, HostRoot
 
 HOST = HostRoot(directories=("/usr",), links=(("/bin", "usr/bin"), ("/lib", "usr/lib")), certificates=b"CA")
@@ -163,4 +163,4 @@ def test_a_mount_more_is_named(line: str) -> None:
     ids=ascii,
 )
 def test_names_of_input_files(name: str, unusable: bool) -> None:
-    assert bwrap_args.unusable_name(name) is unusable
+    assert input_files.unusable_name(name) is unusable

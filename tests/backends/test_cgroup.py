@@ -75,6 +75,15 @@ def test_version_2_gets_its_controllers_from_above_and_its_limits(v2: Cgroup, tm
     assert v2.oom_kills() == 1
 
 
+def test_version_1_counts_the_buffers_of_sockets_too(tmp_path: Path) -> None:
+    made = Cgroup(dict.fromkeys(("cpu", "memory", "pids"), Root(tmp_path, 1)), "ringfence.x/run.sandbox")
+    made.create()
+    file = tmp_path / "ringfence.x/run.sandbox/memory.kmem.tcp.limit_in_bytes"
+    file.touch()
+    made.limit(memory=1000, pids=7, cpus=0.5)
+    assert file.read_text() == "1000"
+
+
 @pytest.mark.parametrize(
     ("text", "inside"),
     [
@@ -127,6 +136,30 @@ def test_processes_are_held_signalled_and_the_parent_goes_with_the_last_group(re
     assert not any(Path("/sys/fs/cgroup").glob(f"*/{parent}"))
     assert real.pids() == frozenset()
     assert real.oom_kills() == 0
+
+
+@pytest.mark.bubblewrap
+def test_the_members_are_listed_once_however_many_are_signalled(real: Cgroup, monkeypatch: pytest.MonkeyPatch) -> None:
+    processes = [subprocess.Popen(["/usr/bin/sleep", "60"]) for _ in range(5)]
+    listed: list[Cgroup] = []
+
+    def listing(group: Cgroup) -> frozenset[int]:
+        listed.append(group)
+        return frozenset(one.pid for one in processes)
+
+    monkeypatch.setattr(Cgroup, "pids", listing)
+    try:
+        for process in processes[1:]:
+            real.add(process.pid)
+        real.send(signal.SIGTERM)
+        assert [one.wait(timeout=5) for one in processes[1:]] == [-signal.SIGTERM] * 4
+        assert processes[0].poll() is None, "one that is no member any more is let be"
+        assert len(listed) == 1
+    finally:
+        monkeypatch.undo()
+        for process in processes:
+            process.kill()
+            process.wait()
 
 
 @pytest.mark.bubblewrap

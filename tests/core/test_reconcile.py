@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
-from reconciler.core.grants import Grant
 from reconciler.core.memory import Memory
 from reconciler.core.policy import BackendChoice
 from tests.core.scene import ALICE, BOB, Host, agent, allowed, effective, egress, force, missing, platform, signed
@@ -487,4 +487,5 @@ def test_what_nobody_wrote_is_no_memory() -> None:
 
 def test_a_grant_is_the_same_after_the_state_file() -> None:
     (grant,) = signed(vendor("a.com"), by=(ALICE, BOB), expires=5.0)
-    assert Grant.from_json(grant.to_json()) == grant
+    memory = Memory(grants=(grant, *signed(vendor("b.com"), ON, identifier="CHG-2")))
+    assert Memory.from_json(json.loads(json.dumps(memory.to_json()))) == memory

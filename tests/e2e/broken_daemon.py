@@ -1,7 +1,7 @@
-"""A ringfenced whose fence is broken on purpose, by one way of `BREAKS`: `python -m tests.e2e.broken_daemon HOW ...`.
+"""A ringfenced that breaks the fence of each agent that is named after one of `BREAKS`, and of no other.
 
-Everything else is the real daemon. The probe's canary run stays whole, so that the host has bubblewrap; only runs of
-jobs are broken. Does not judge what the gate makes of it.
+Everything else is the real daemon. The probe's canary run stays whole, so that the host has bubblewrap. Runs must come
+one at a time: what is broken is broken in the whole process. Does not judge what the gate makes of it.
 """
 
 from __future__ import annotations
@@ -43,18 +43,13 @@ print(json.dumps({"version": 1, "kind": "gate-report", "passed": True, "challeng
 
 
 class Broken(Bubblewrap):
-    """Bubblewrap, but with the fence of each job broken."""
-
-    def __init__(self, host: Host, owner: str, how: str) -> None:
-        super().__init__(host, owner)
-        self._how = how
+    """Bubblewrap, but with the fences of some agents broken."""
 
     async def _build(
         self, launch: Launch, observer: Observer, steps: Steps, tasks: TaskGroup
     ) -> Sandbox | LaunchRefused:
-        if launch.agent == "probe":
-            return await super()._build(launch, observer, steps, tasks)
-        with BREAKS[self._how](self._host):
+        breaking = BREAKS.get(launch.agent)
+        with contextlib.nullcontext() if breaking is None else breaking(self._host):
             return await super()._build(launch, observer, steps, tasks)
 
 
@@ -139,20 +134,20 @@ def no_filter(_host: Host) -> contextlib.AbstractContextManager[None]:
 
 
 BREAKS: Mapping[str, Callable[[Host], contextlib.AbstractContextManager[None]]] = {
-    each.__name__: each
+    each.__name__.replace("_", "-"): each
     for each in (shared_network, bound_socket, bound_runtime, wrong_key, open_descriptor, lying_gate, no_filter)
 }
+"""By the name of the agent."""
 
 
 def main() -> None:
-    """Run the daemon with the broken backend until SIGTERM."""
+    """Run the daemon with the breaking backend until SIGTERM."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("how", choices=BREAKS)
     parser.add_argument("--host-config", type=Path, required=True)
     given = parser.parse_args()
 
     def backends(host: Host, owner: str) -> Mapping[BackendName, Backend]:
-        return {BackendName.BUBBLEWRAP: Broken(host, owner, given.how)}
+        return {BackendName.BUBBLEWRAP: Broken(host, owner)}
 
     host = load_host(given.host_config)
     assert isinstance(host, Host), host

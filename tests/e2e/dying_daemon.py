@@ -26,13 +26,11 @@ if TYPE_CHECKING:
     from proxy.policy import ProxyPolicy
     from proxy.record import Record
     from reconciler.backends.base import Backend, Exit, ExitCode, Launch, Observer, Sandbox, Stream
-    from reconciler.core.policy import Isolation
     from reconciler.core.gate_report import GateReport
+    from reconciler.core.policy import Isolation
 
 MOMENTS = (
     "uid",
-    "sandbox cgroup",
-    "canaries",
     "proxy",
     "sandbox",
     "listener handed out",
@@ -41,7 +39,6 @@ MOMENTS = (
     "exit",
     "drain",
     "undo sandbox",
-    "undo sandbox cgroup",
 )
 """In the order of a run. What has no own name in a launch: the command was let go, has ended, was drained."""
 

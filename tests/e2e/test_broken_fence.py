@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import sys
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,82 +16,86 @@ from tests.e2e.listeners import Listeners
 from tests.rig import addresses
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from tests.e2e.installation import Installation
 
 pytestmark = [pytest.mark.bubblewrap, pytest.mark.rig]
 
 CASES = [
-    pytest.param("shared_network", f"canary tcp:{addresses.HOST_PRIVATE}:", id="the host's network is shared"),
-    pytest.param("bound_socket", f"socket:{BOUND}", id="a socket of the host is bound in"),
-    pytest.param("bound_runtime", "canary unix-path:", id="the directory of the canary's socket is bound in"),
-    pytest.param("wrong_key", "anchor", id="the proxy does not hold the proof key"),
-    pytest.param("open_descriptor", "descriptor:", id="a directory of the host is inherited as a descriptor"),
-    pytest.param("lying_gate", "anchor", id="the gate lies"),
-    pytest.param("no_filter", "no system call filter is loaded", id="the system call filter is left out"),
+    pytest.param("shared-network", f"canary tcp:{addresses.HOST_PRIVATE}:", id="the host's network is shared"),
+    pytest.param("bound-socket", f"socket:{BOUND}", id="a socket of the host is bound in"),
+    pytest.param("bound-runtime", "canary unix-path:", id="the directory of the canary's socket is bound in"),
+    pytest.param("wrong-key", "anchor", id="the proxy does not hold the proof key"),
+    pytest.param("open-descriptor", "descriptor:", id="a directory of the host is inherited as a descriptor"),
+    pytest.param("lying-gate", "anchor", id="the gate lies"),
+    pytest.param("no-filter", "no system call filter is loaded", id="the system call filter is left out"),
 ]
 
 
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What came of one job, and what reached listeners of the host meanwhile."""
+
+    result: dict[str, Any]
+    rows: dict[str, dict[str, Any]]
+    traces: list[str]
+    arrivals: list[str]
+
+
 @pytest.fixture(scope="module")
-def adopted(bare: Installation) -> Iterator[Installation]:
-    """A policy in force, a live socket to bind in, and no daemon."""
-    bare.adopt({"platform": documents.platform(), "agents/helper": documents.agent(allow=["example.com"])})
-    bare.stop()
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+def runs(bare: Installation) -> dict[str, Run]:
+    """One job of each agent, one after the other: those of the broken fences, and `whole`."""
+    names = [*BREAKS, "whole"]
+    agents = {f"agents/{name}": documents.agent(name, allow=["example.com"]) for name in names}
+    with Listeners(bare.rig) as listening, socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         path = bare.root / "somebody.sock"
         listener.bind(str(path))
         path.chmod(0o777)
         listener.listen()
-        yield bare
+        program = [sys.executable, "-m", "tests.e2e.broken_daemon"]
+        bare.adopt({"platform": documents.platform(max_parallel_runs=1), **agents}, program)
+        work = [target.attempt() for target in listening.targets]
+        found = {}
+        for name in names:
+            listening.clear()
+            result = bare.run(name, documents.attempts(*work, agent=name, wait_s=0.5))
+            found[name] = Run(
+                result=result,
+                rows={row["event"].removeprefix("agent_sandbox."): row for row in bare.rows(run=result["run"])},
+                traces=bare.traces(),
+                arrivals=[f"{arrival}" for arrival in listening.arrivals()],
+            )
+        return found
 
 
-@pytest.fixture
-def refused(adopted: Installation, request: pytest.FixtureRequest) -> Iterator[tuple[dict[str, Any], list[str]]]:
-    """The result of a job under a daemon that breaks its fence, and what arrived at listeners of the host."""
-    how = request.param
-    with Listeners(adopted.rig) as listening:
-        orders = [target.attempt() for target in listening.targets]
-        adopted.start([sys.executable, "-m", "tests.e2e.broken_daemon", how])
-        result = adopted.run(f"broken-{how.replace('_', '-')}", documents.attempts(*orders, wait_s=0.5))
-        traces = adopted.traces()
-        adopted.stop()
-        assert traces == []
-        yield result, [f"{arrival}" for arrival in listening.arrivals()]
-
-
-@pytest.mark.parametrize(("refused", "target"), CASES, indirect=["refused"])
-def test_the_run_is_refused_and_the_target_named(
-    adopted: Installation, refused: tuple[dict[str, Any], list[str]], target: str
-) -> None:
-    result, arrivals = refused
+@pytest.mark.parametrize(("name", "target"), CASES)
+def test_the_run_is_refused_and_the_target_named(runs: dict[str, Run], name: str, target: str) -> None:
+    run = runs[name]
+    result, gate = run.result, run.result["gate"]
     assert (result["code"], result["status"]) == ("refused", None)
     assert result["refusal"]["code"] == "gate_failed"
-    gate = result["gate"]
     assert gate["passed"] is False
     assert [failure for failure in gate["failures"] if failure.startswith(target)], gate["failures"]
     load_schema("result").validator.validate(result)
     load_schema("gate-report").validator.validate(gate)
 
-    rows = {row["event"].removeprefix("agent_sandbox."): row for row in adopted.rows(run=result["run"])}
-    refusal = rows["refuse"]
+    refusal = run.rows["refuse"]
     assert (refusal["outcome"], refusal["code"]) == ("refused", "gate_failed")
-    named = [failure for failure in gate["failures"] if failure in refusal["message"]]
-    assert named, refusal["message"]
-    assert rows["launch"]["outcome"] == "intended", "it was never launched"
-    assert (rows["teardown"]["outcome"], rows["teardown"]["detail"]["undone"]) == ("done", [])
+    assert [failure for failure in gate["failures"] if failure in refusal["message"]], refusal["message"]
+    assert run.rows["launch"]["outcome"] == "intended", "it was never launched"
+    assert (run.rows["teardown"]["outcome"], run.rows["teardown"]["detail"]["undone"]) == ("done", [])
 
     assert result["times"]["started"] is None
     assert result["output"]["bytes"] == 0
-    assert arrivals == [], "the command ran"
+    assert run.arrivals == [], "the command ran"
+    assert run.traces == []
 
 
 def test_every_way_to_break_it_is_tried() -> None:
     assert {case.values[0] for case in CASES} == set(BREAKS)
 
 
-def test_the_same_job_runs_once_the_fence_is_whole(adopted: Installation) -> None:
-    adopted.start()
-    result = adopted.run("whole", documents.job("/usr/bin/true"))
-    adopted.stop()
+def test_the_same_job_runs_where_the_fence_is_whole(runs: dict[str, Run]) -> None:
+    result = runs["whole"].result
     assert (result["code"], result["status"], result["gate"]["passed"]) == ("exited", 0, True)
+    assert result["output"]["bytes"] > 0
+    assert runs["whole"].arrivals == []

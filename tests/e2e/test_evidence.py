@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.bubblewrap, pytest.mark.rig]
 
 SECRET = "swordfish-4711"  # noqa: S105 - looked for where it must not be
 FETCH = {"attempt": "fetch", "do": "proxy_get", "host": "example.com"}
-FLIPS = 400
+FLIPS = 200
 
 
 @dataclass(frozen=True, slots=True)

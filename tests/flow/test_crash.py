@@ -14,6 +14,8 @@ import anyio
 import pytest
 
 from reconciler import durable
+from reconciler import run as run_module
+from reconciler.claim import Claim
 from reconciler.core.audit import Verified, verify
 from reconciler.core.job import RECOVERY, TRANSITIONS, Recovery, State
 from reconciler.journal import LOG
@@ -213,6 +215,19 @@ def test_a_claim_whose_name_is_taken_again_is_interrupted_and_the_new_one_runs(t
     assert house.starts() == 0
 
 
+def test_a_tree_that_was_delivered_as_a_job_is_put_aside_whole(tmp_path: Path) -> None:
+    house = prepare(tmp_path, WORK)
+    claimed = house.host.spool / "claimed" / "20250101T000000-00000001" / "nobody"
+    (claimed / "a.yaml" / "deep").mkdir(parents=True)
+
+    async def main() -> None:
+        async with house.daemon(in_force()):
+            await until(lambda: len(house.results()) == 2 and not house.claimed())
+
+    anyio.run(main)
+    assert (house.host.spool / "quarantine" / "20250101T000000-00000001" / "a.yaml" / "deep").is_dir()
+
+
 def test_a_record_that_cannot_be_read_is_never_run_again(tmp_path: Path) -> None:
     house = prepare(tmp_path, WORK)
     claim = house.host.spool / "claimed" / "20250101T000000-00000001"
@@ -222,6 +237,88 @@ def test_a_record_that_cannot_be_read_is_never_run_again(tmp_path: Path) -> None
     serve(house, in_force(), "a")
     assert assert_settled(house)["code"] == "interrupted"
     assert house.starts() == 0
+
+
+@pytest.mark.parametrize("made", ["a link", "a file", "nothing"])
+def test_a_claim_that_cannot_go_back_is_interrupted_and_keeps_no_daemon_from_starting(
+    tmp_path: Path, made: str
+) -> None:
+    house = prepare(tmp_path, WORK)
+    claimed = house.host.spool / "claimed" / "20250101T000000-00000001" / "nobody"
+    claimed.mkdir(parents=True)
+    new = house.host.spool / "in" / "nobody" / "new"
+    (new / "a.yaml").rename(claimed / "a.yaml")
+    new.rename(new.with_name("old"))
+    if made == "a link":
+        new.symlink_to("/etc")
+    elif made == "a file":
+        new.write_bytes(b"")
+    serve(house, in_force(), "a")
+    (result,) = house.results()
+    assert result["code"] == "interrupted"
+    assert house.leftovers() == []
+    assert house.starts() == 0
+
+
+def test_a_claim_that_cannot_be_ended_keeps_no_other_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    house = prepare(tmp_path, WORK)
+    for run, name in (("20250101T000000-00000001", "b.yaml"), ("20250101T000000-00000002", "a.yaml")):
+        claimed = house.host.spool / "claimed" / run / "nobody"
+        claimed.mkdir(parents=True)
+        if name == "a.yaml":
+            (house.host.spool / "in" / "nobody" / "new" / name).rename(claimed / name)
+        else:
+            (claimed / name).write_bytes(WORK)
+    real = Claim.read
+
+    def read(root: Path, run: str) -> Claim | None:
+        if run.endswith("1"):
+            raise ValueError("whatever a submitter managed to leave there")
+        return real(root, run)
+
+    monkeypatch.setattr(Claim, "read", read)
+
+    async def main() -> None:
+        async with house.daemon(in_force()):
+            await until(lambda: house.result("a") is not None)
+
+    anyio.run(main)
+    result = house.result("a")
+    assert result is not None
+    assert result["code"] == "exited"
+    assert "20250101T000000-00000001" in house.claimed()
+
+
+def test_a_run_whose_teardown_breaks_keeps_its_one_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    house = prepare(tmp_path, job("exit 7"))
+
+    def broken(_: Path) -> None:
+        raise RecursionError
+
+    monkeypatch.setattr(run_module, "forget", broken)
+
+    async def main() -> None:
+        async with house.daemon(in_force()) as (jobs, _):
+            await until(lambda: house.result("a") is not None and not jobs.runs)
+
+    anyio.run(main)
+    serve(house, in_force(), "a")
+    assert assert_settled(house)["code"] == "exited"
+
+
+@pytest.mark.parametrize("line", [b"not json\n", b"\0" * 64 + b"\n", b"[" * 100_000 + b"\n"])
+def test_decisions_that_a_power_cut_left_unreadable_are_passed_over(tmp_path: Path, line: bytes) -> None:
+    house = prepare(tmp_path, WORK)
+    subprocess.run(
+        [sys.executable, "-m", "tests.flow.killed", str(tmp_path), "exit"], timeout=60, check=False, capture_output=True
+    )
+    (live,) = (tmp_path / "runtime" / "runs").iterdir()
+    whole = (live / "decisions.jsonl").read_bytes()
+    (live / "decisions.jsonl").write_bytes(line + whole)
+    serve(house, in_force(), "a")
+    result = assert_settled(house)
+    assert isinstance(result["decisions"], dict)
+    assert (result["decisions"]["allowed"], result["decisions"]["denied"]) == (1, 1)
 
 
 def test_a_submitter_cannot_have_another_file_read_as_its_output(tmp_path: Path) -> None:

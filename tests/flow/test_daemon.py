@@ -174,6 +174,20 @@ def test_a_host_that_is_added_is_held_until_signed_and_then_reaches_the_live_pro
     assert update["weakening"] is True
 
 
+def test_status_says_a_bounded_part_of_what_there_is_to_say(estate: Estate) -> None:
+    """It is written many times a second; a document may have more to say than anybody reads."""
+    estate.write(helper=helper("api.vendor.com", *(f"host{number}.example.com" for number in range(1500))))
+
+    async def main() -> None:
+        async with running(estate) as daemon:
+            held = daemon.status()["policy"]["held"]
+            assert len(held) == 1001
+            assert "ringfence plan" in held[-1]
+            assert_valid(daemon.status())
+
+    anyio.run(main)
+
+
 def test_a_signed_reason_that_expires_lapses_on_a_live_run(estate: Estate) -> None:
     async def main() -> None:
         async with running(estate) as daemon:

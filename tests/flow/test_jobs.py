@@ -172,6 +172,28 @@ def test_decisions_beyond_the_bound_are_counted(house: House, monkeypatch: pytes
     assert [row["detail"]["count"] for row in house.rows("egress.deny")] == [1] * 5 + [15]
 
 
+def test_noise_does_not_hide_where_something_went(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "KEPT_DECISIONS", 5)
+    noise = [*["connect evil.com:443"] * 10, *["connect api.vendor.com:443"] * 10]
+    result = one(house, job(*noise, "connect api.vendor.com:80"), in_force())
+    assert (result["decisions"]["denied"], result["decisions"]["allowed"]) == (10, 11)
+    named = [row["object"] for row in house.rows("egress.allow")]
+    assert named == ["api.vendor.com:443", "api.vendor.com:80", "*"]
+    lines = (house.host.spool / "done" / "nobody" / "a" / "decisions.jsonl").read_bytes().splitlines()
+    assert json.loads(lines[-1])["port"] == 80
+
+
+def test_each_of_many_gaps_is_counted_but_not_a_row(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "KEPT_GAPS", 2)
+    result = one(house, job(*["lose 3", "connect evil.com:443"] * 5), in_force())
+    assert result["decisions"]["missing"] == 15
+    assert [row["message"] for row in house.rows("fail")] == [
+        "decisions 1 to 3 of the proxy did not arrive",
+        "decisions 5 to 7 of the proxy did not arrive",
+        "9 more decisions did not arrive",
+    ]
+
+
 @pytest.mark.parametrize("size", [4000, 200_000, 10_000_000], ids=["less than the limit", "more", "10 MB"])
 def test_output_is_a_bounded_tail(house: House, size: int) -> None:
     result = one(house, job(f"flood {size}", "print end"), in_force())

@@ -12,9 +12,10 @@ import pytest
 
 from reconciler import spool as spool_module
 from reconciler.core.job import Refused
-from reconciler.spool import Spool, deliver
-from reconciler.submitter import account
-from tests.flow.house import SUBMITTER, House, in_force, job, own, until
+from reconciler.core.policy import Effective
+from reconciler.spool import Spool, Waiting, deliver, in_turn
+from reconciler.submitter import Submitter, account
+from tests.flow.house import SUBMITTER, House, agent, in_force, job, own, until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -251,6 +252,18 @@ def test_results_are_their_submitters_alone(house: House) -> None:
         assert (house.host.spool / name).stat().st_mode & 0o777 == 0o700
 
 
+def as_user(uid: int, directory: Path, command: str) -> str | None:
+    """What a command says that a user runs in a directory, however it got there; None when it fails."""
+    done = subprocess.run(
+        ["/usr/bin/setpriv", "--reuid", str(uid), "--regid", str(uid), "--clear-groups", *command.split()],
+        cwd=directory,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.stdout if done.returncode == 0 else None
+
+
 def test_live_files_can_be_read_by_their_submitter_and_changed_by_nobody(house: House) -> None:
     user = account(SUBMITTER)
     assert user is not None
@@ -262,7 +275,12 @@ def test_live_files_can_be_read_by_their_submitter_and_changed_by_nobody(house: 
             (name,) = jobs.runs
             live = house.host.runtime / "runs" / name
             await until(lambda: (live / "output.log").read_bytes() == b"hello\n")
-            assert (live.stat().st_uid, live.stat().st_mode & 0o777) == (user.uid, 0o500)
+            # Root's: whoever could write here could fill /run, and stand in the way of the teardown.
+            assert live.stat().st_uid == 0
+            assert as_user(user.uid, live, "cat output.log") == "hello\n"
+            for change in ("touch more", "rm -f output.log", "chmod 0700 .", "mkdir deep"):
+                assert as_user(user.uid, live, change) is None
+            assert as_user(user.uid - 1, live, "cat output.log") is None
             for file in (live / "output.log", live / "decisions.jsonl"):
                 assert (file.stat().st_uid, file.stat().st_mode & 0o777) == (0, 0o444)
             assert b"evil.com" in (live / "decisions.jsonl").read_bytes()
@@ -290,6 +308,106 @@ def test_a_claim_has_one_winner(house: House) -> None:
     assert [claim is not None for claim in winners] == [True, False, False]
     assert house.claimed() == ["20250101T000000-00000000"]
     spool.close()
+
+
+@pytest.mark.parametrize("made", ["a link", "a file", "nothing"])
+def test_a_new_that_is_swapped_before_the_claim_costs_nobody_else_anything(house: House, made: str) -> None:
+    house.submit("a.yaml", job("exit 3"))
+    spool = Spool.open(house.host.spool)
+    assert isinstance(spool, Spool)
+    (waiting,) = spool.waiting()
+    new(house).rename(new(house).with_name("old"))
+    if made == "a link":
+        new(house).symlink_to("/etc")
+    elif made == "a file":
+        new(house).write_bytes(b"")
+    assert spool.claim(waiting, "20250101T000000-00000000", "") is None
+    assert house.claimed() == []
+    spool.close()
+
+
+def test_what_cannot_be_claimed_is_tried_once_in_a_look(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(50):
+        house.submit(f"a{number}.yaml", job("exit 3"))
+    tried = []
+
+    async def main() -> None:
+        async with house.daemon(in_force()) as (jobs, _):
+            monkeypatch.setattr(Spool, "claim", lambda *_: tried.append(1))
+            before = len(tried)
+            await anyio.sleep(0.7)
+            assert 0 < len(tried) - before < 10
+            assert jobs.trouble == ""
+
+    anyio.run(main)
+
+
+LEASED = """
+import fcntl, os, signal, sys, time
+signal.signal(signal.SIGIO, signal.SIG_IGN)
+os.setgid(65534); os.setuid(65534)
+file = os.open(sys.argv[1], os.O_RDWR)
+fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+print("leased", flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_job_under_a_lease_is_refused_and_holds_nothing_up(house: House) -> None:
+    path = new(house).parent / "tmp" / "a.yaml"
+    path.write_bytes(job("exit 3"))
+    own(path, SUBMITTER)
+    # The directories on the way may be closed to the submitter, so it is told the file by a descriptor of root's.
+    folder = os.open(path.parent, os.O_RDONLY)
+    name = f"/proc/self/fd/{folder}/{path.name}"
+    with subprocess.Popen(
+        [sys.executable, "-c", LEASED, name], stdout=subprocess.PIPE, text=True, pass_fds=[folder]
+    ) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "leased\n"
+        path.rename(new(house) / "a.yaml")
+        run(house, lambda: settled(house))
+        holder.kill()
+    os.close(folder)
+    result = house.result("a")
+    assert result is not None
+    assert (result["code"], result["refusal"]["code"]) == ("refused", "bad_job")
+    assert "lease" in result["message"]
+
+
+def queue(name: str, *arrived: int) -> list[Waiting]:
+    """What one submitter has waiting."""
+    return [Waiting(time, Submitter(name, 1, 1), b"%d.yaml" % time) for time in arrived]
+
+
+@pytest.mark.parametrize(
+    ("running", "served", "order"),
+    [
+        pytest.param({}, {}, "a1 b4 a2 b5 a3 a6", id="in turn"),
+        pytest.param({"a": 2}, {}, "b4 b5 a1 a2 a3 a6", id="fewest running first"),
+        pytest.param({}, {"a": 7, "b": 3}, "b4 a1 b5 a2 a3 a6", id="whoever waited for a turn the longest"),
+        pytest.param({}, {"a": 7}, "b4 a1 b5 a2 a3 a6", id="whoever had none"),
+    ],
+)
+def test_a_long_queue_is_in_nobody_elses_way(running: dict[str, int], served: dict[str, int], order: str) -> None:
+    found = [*queue("a", 6, 1, 3, 2), *queue("b", 5, 4)]
+    turns = in_turn(found, running=running, served=served)
+    assert " ".join(f"{one.submitter.name}{one.arrived}" for one in turns) == order
+
+
+def test_one_slot_is_shared_between_submitters(house: House) -> None:
+    policy = in_force(Effective(agent=agent(submitters=(SUBMITTER, "daemon")), layers=()), max_parallel_runs=1)
+    for number in range(10, 30):
+        house.submit(f"a{number}.yaml", job("sleep 0.1"))
+
+    async def main() -> None:
+        async with house.daemon(policy):
+            await until(lambda: len(house.results()) > 0)
+            house.submit("b.yaml", job("exit 0"), submitter="daemon")
+            await until(lambda: house.result("b", submitter="daemon") is not None)
+
+    anyio.run(main)
+    assert len([one for one in house.results() if one["submitter"] == SUBMITTER]) < 10
 
 
 def test_the_oldest_is_first_whatever_its_name_and_time_stamp(house: House) -> None:

@@ -291,6 +291,7 @@ def test_no_bytes_break_the_reader(data: bytes) -> None:
         (b"GET http://10.0.0.1/ HTTP/1.1\r\nHost: example.com", Code.IP_LITERAL),
         (b"OPTIONS * HTTP/1.1\r\nHost: example.com", Code.MALFORMED),
         (b"trace http://example.com/ HTTP/1.1\r\nHost: example.com", Code.METHOD),
+        (b"connect http://example.com/ HTTP/1.1\r\nHost: example.com", Code.MALFORMED),
         (b"connect example.com:443 HTTP/1.1\r\nHost: example.com", Code.MALFORMED),
     ],
     ids=ascii,

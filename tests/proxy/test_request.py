@@ -303,6 +303,8 @@ def test_only_the_gates_own_question_is_answered(line: bytes) -> None:
         (b"GET / HTTP/1.0\r\n\r\n", Code.HOST_MISMATCH),
         (b"GET http://example.com/ HTTP/1.1\r\nHost: example.com\r\n\r\n", Code.MALFORMED),
         (b"CONNECT example.com:443 HTTP/1.1\r\nHost: example.com\r\n\r\n", Code.MALFORMED),
+        (b"CONNECT /evil.com:443 HTTP/1.1\r\nHost: example.com\r\nContent-Length: 9\r\n\r\n", Code.MALFORMED),
+        (b"connect /evil.com:443 HTTP/1.1\r\nHost: example.com\r\n\r\n", Code.MALFORMED),
         (b"TRACE / HTTP/1.1\r\nHost: example.com\r\n\r\n", Code.METHOD),
         (b"GET / HTTP/1.1\r\nHost: EXAMPLE.com.:80\r\n\r\n", None),
         (b"OPTIONS * HTTP/1.1\r\nHost: example.com\r\n\r\n", None),

@@ -33,11 +33,13 @@ class Setup:
     firewall: Firewall = Firewall.IPTABLES
     store: Store | None = None
     rp_filter: int = 0
+    local_resolver: bool = False
 
     def __str__(self) -> str:
         """Read as a test's id."""
         store = "" if self.store is None else f", {self.store} store"
-        return f"{self.which} engine, {self.firewall}{store}, rp_filter {self.rp_filter}"
+        resolver = ", resolver on loopback" if self.local_resolver else ""
+        return f"{self.which} engine, {self.firewall}{store}, rp_filter {self.rp_filter}{resolver}"
 
 
 ENGINES = (
@@ -75,7 +77,14 @@ def docker_engine(request: pytest.FixtureRequest, docker_images: Images) -> Iter
     with contextlib.ExitStack() as stack:
         rig = stack.enter_context(Rig())
         made = stack.enter_context(
-            Engine(rig, which=setup.which, firewall=setup.firewall, store=setup.store, rp_filter=setup.rp_filter)
+            Engine(
+                rig,
+                which=setup.which,
+                firewall=setup.firewall,
+                store=setup.store,
+                rp_filter=setup.rp_filter,
+                local_resolver=setup.local_resolver,
+            )
         )
         for image in (docker_images.agent, docker_images.proxy):
             made.load(image.archive)

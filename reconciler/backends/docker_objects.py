@@ -1,0 +1,88 @@
+"""Owns the life of what a run has on a Docker engine: each object is made, and gone at the end of its context.
+
+Says nothing of what they are made of, nor in which order.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import anyio
+import anyio.to_thread
+
+from reconciler.backends import docker_spec, links
+from reconciler.backends.docker_engine import EngineError
+from reconciler.backends.docker_spec import Role, Slices
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from reconciler.backends.docker_engine import Engine
+    from reconciler.backends.docker_spec import Plain, Where
+
+
+@dataclass(slots=True)
+class Reserved:
+    """The ranges that launches of this daemon hold; whoever looks for free ones holds the lock meanwhile."""
+
+    lock: anyio.Lock = field(default_factory=anyio.Lock)
+    ranges: set[str] = field(default_factory=set)
+
+
+@contextlib.asynccontextmanager
+async def ranges(
+    engine: Engine, pool: str, reserved: Reserved, refused: frozenset[str]
+) -> AsyncIterator[Slices | None]:
+    """Reserve two free ranges; what the engine and the host use is read each time."""
+    async with reserved.lock:
+        taken = await anyio.to_thread.run_sync(links.routed)
+        for network in await engine.networks():
+            taken += tuple(
+                each["Subnet"] for each in (network.get("IPAM") or {}).get("Config") or () if "Subnet" in each
+            )
+        found = docker_spec.allocate(pool, (*taken, *refused, *reserved.ranges), 2)
+        mine = {str(each) for each in found}
+        reserved.ranges.update(mine)
+    try:
+        yield Slices(fence=found[0], egress=found[1]) if len(found) == 2 else None  # noqa: PLR2004 - fence and egress
+    finally:
+        reserved.ranges.difference_update(mine)
+
+
+@contextlib.asynccontextmanager
+async def networks(engine: Engine, specs: tuple[Plain, Plain]) -> AsyncIterator[None]:
+    """Create the fence's network and the proxy's way out."""
+    try:
+        for spec in specs:
+            await engine.create_network(spec)
+        yield
+    finally:
+        with anyio.CancelScope(shield=True):
+            for spec in reversed(specs):
+                await engine.remove_network(spec["name"])
+
+
+@contextlib.asynccontextmanager
+async def volume(engine: Engine, where: Where) -> AsyncIterator[None]:
+    """Create the volume of a job's files."""
+    name = where.name(Role.JOB)
+    try:
+        await engine.create_volume(name, where.labels(Role.JOB))
+        yield
+    finally:
+        with anyio.CancelScope(shield=True):
+            await engine.remove_volume(name)
+
+
+@contextlib.asynccontextmanager
+async def container(engine: Engine, name: str, spec: Plain) -> AsyncIterator[None]:
+    """Create a container; a warning means that something asked for is left out, which is not what was proven."""
+    try:
+        if warnings := await engine.create_container(name, spec):
+            raise EngineError(f"it warns of {name}: {'; '.join(warnings)}")
+        yield
+    finally:
+        with anyio.CancelScope(shield=True):
+            await engine.remove_container(name)

@@ -1,0 +1,110 @@
+"""Owns what goes in and out of one container: its streams from before its start to its end, and how it ended.
+
+Does not create or remove it. A stream that breaks is not taken up again: what was lost in between would be lost
+evidence, so its end counts as the end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from typing import TYPE_CHECKING, Any
+
+import anyio
+
+from reconciler.backends.docker_engine import EngineError
+from reconciler.backends.docker_stream import Frames
+from reconciler.backends.process_io import read_some, write
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+    from anyio.abc import TaskGroup
+
+    from reconciler.backends.base import Stream
+    from reconciler.backends.docker_engine import Engine
+
+_AWAY_S = 30.0
+"""How long an engine may be away before its containers count as lost."""
+_ASK_AGAIN_S = 0.5
+
+
+class Streams:
+    """The attached streams of one container; `ended` is set when its outputs have."""
+
+    def __init__(self, attached: socket.socket, output: Callable[[Stream, bytes], None]) -> None:
+        self._socket = attached
+        self._output = output
+        self.ended = anyio.Event()
+
+    async def write(self, data: bytes) -> bool:
+        """Write to the container's input; False when nobody reads any more."""
+        if self._socket.fileno() < 0:
+            return False
+        try:
+            return await write(self._socket.fileno(), data)
+        except OSError:
+            return False
+
+    def close_input(self) -> None:
+        """End the container's input; its outputs go on."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_WR)
+
+    async def watch(self) -> None:
+        """Hand on the outputs until they end; runs beside everything else.
+
+        Not to be cancelled: it ends when the streams do, and whoever attached closes them.
+        """
+        frames = Frames()
+        with anyio.CancelScope(shield=True):
+            while not frames.broken and (data := await self._read()):
+                for stream, piece in frames.feed(data):
+                    self._output(stream, piece)
+        self.ended.set()
+
+    async def _read(self) -> bytes:
+        try:
+            return await read_some(self._socket.fileno())
+        except ConnectionError:
+            return b""
+
+
+@contextlib.asynccontextmanager
+async def attached(
+    engine: Engine, container: str, *, stdin: bool, output: Callable[[Stream, bytes], None], tasks: TaskGroup
+) -> AsyncIterator[Streams]:
+    """Attach to a container that has not started; at the end of the context the streams are closed."""
+    with await engine.attach(container, stdin=stdin) as channel:
+        streams = Streams(channel, output)
+        tasks.start_soon(streams.watch)
+        try:
+            yield streams
+        finally:
+            # Whatever is there to be read has been: a container is at its end before its streams are closed.
+            with contextlib.suppress(OSError):
+                channel.shutdown(socket.SHUT_RDWR)
+            with anyio.CancelScope(shield=True):
+                await streams.ended.wait()
+
+
+async def until_ended(engine: Engine, container: str) -> dict[str, Any] | None:
+    """Wait until a started container has ended; what the engine says of its end, None when that cannot be known."""
+    away = 0.0
+    while away < _AWAY_S:
+        try:
+            while not await engine.wait(container):
+                away = 0.0
+            found = await engine.container(container)
+        except EngineError:
+            away += _ASK_AGAIN_S
+            await anyio.sleep(_ASK_AGAIN_S)
+            continue
+        if found is None:
+            return None
+        state: dict[str, Any] = found["State"]
+        if not state["Running"]:
+            return state
+        away += _ASK_AGAIN_S
+        await anyio.sleep(_ASK_AGAIN_S)
+    return None

@@ -1,0 +1,81 @@
+"""Every rule of the proxy, accepting and refusing, on both loops: the very status, code and layer, and how far it got."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.proxy import examples
+from tests.proxy.conformance.run import judge, prepared, scripted, send
+from tests.proxy.conformance.table import ALLOW, Case, load
+from tests.proxy.harness import LOOPS, Proxy
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.rig import Rig
+
+CASES = load()
+PLAIN = examples.policy(allow=ALLOW)
+
+
+@pytest.fixture(scope="module")
+def origin(rig_session: Rig) -> Iterator[None]:
+    with scripted(rig_session):
+        yield
+
+
+@pytest.fixture(scope="module", params=LOOPS)
+def running(rig_session: Rig, origin: None, request: pytest.FixtureRequest) -> Iterator[Proxy]:
+    del origin
+    with Proxy(rig_session, PLAIN, arguments=["--loop", request.param]) as proxy:
+        yield proxy
+
+
+def changes(row: dict[str, Any]) -> dict[str, Any]:
+    """Turn a row's policy into fields; what it leaves out is as in `PLAIN`."""
+    wanted = dict(row.get("policy", {}))
+    wanted["layers"] = [examples.layer(**layer) for layer in wanted.get("layers", [])]
+    made = examples.policy(allow=ALLOW, **wanted)
+    names = ("allow", "deny", "layers", "local_addresses", "nat64_prefixes", "connections", "client_secret")
+    return {name: getattr(made, name) for name in names}
+
+
+def test_the_table_is_large_its_ids_are_one_each_and_every_rule_has_both_sides() -> None:
+    assert len(CASES) >= 140
+    assert [name for name, count in Counter(case.id for case in CASES).items() if count > 1] == []
+    sides = {(case.rule, case.accept) for case in CASES}
+    assert (
+        {rule for rule, _ in sides}
+        == {rule for rule, accept in sides if accept}
+        == {rule for rule, accept in sides if not accept}
+    )
+
+
+@pytest.mark.rig
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
+def test_case(rig: Rig, running: Proxy, case: Case) -> None:
+    assert running.replace(**changes(case.row))["accepted"]
+    with prepared(rig, case):
+        rig.clear()
+        seen = send(rig, running.port, case)
+    assert judge(case, seen, strict=True) == [], seen
+    row = case.row
+    if "code" in row:
+        decided = running.decided(row["code"])
+        assert decided.verdict == "deny"
+        if "layer" in row:
+            assert decided.layer == row["layer"]
+        if seen.statuses[-1] >= 400:
+            assert seen.reasons[-1] == row["code"]
+            assert seen.heads[-1]["connection"] == "close"
+            assert "proxy-status" in seen.heads[-1]
+            assert seen.closed or row.get("occupied")
+        elif "tunnel" in row:
+            assert seen.rest == b"", "an open tunnel hears nothing of ours"
+    if not case.accept and row.get("dns", 0) == 0 and "tunnel" not in row and 200 not in case.statuses:
+        assert rig.queries() == []
+    for flow in seen.flows:
+        assert not flow.startswith(("10.", "127.", "169.254.", "172.16.", "192.168.", "100.64.", "fd", "fe80", "::"))
