@@ -145,7 +145,7 @@ class Daemon:
             task_status.started()
             async for received in signals:
                 if received is signal.SIGHUP:
-                    self._jobs.probe_again()
+                    self._jobs.probes.forget()
                     self._look.set()
                 else:
                     logger.info("stopping: {}", received.name)

@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import secrets
 from collections import Counter
-from typing import TYPE_CHECKING, assert_never
+from typing import TYPE_CHECKING
 
 import anyio
 from loguru import logger
 
 from reconciler import settle
-from reconciler.core.audit import Event, EventName
-from reconciler.core.choose import Available, Missing, choose, not_in_this_version
+from reconciler.core.choose import choose
 from reconciler.core.job import ROOT, Cancel, RefusalCode, Refused, State, admit
-from reconciler.core.policy import BackendName
 from reconciler.core.request import read
 from reconciler.core.result import MESSAGES, ResultCode
-from reconciler.journal import JournalFailed
+from reconciler.probes import Probes
 from reconciler.run import Run
 from reconciler.spool import in_turn
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from anyio.abc import TaskGroup
 
@@ -29,14 +27,12 @@ if TYPE_CHECKING:
     from reconciler.claim import Claim
     from reconciler.core.choose import Chosen, Probe
     from reconciler.core.job import Admitted, Job
-    from reconciler.core.policy import InForce
+    from reconciler.core.policy import BackendName, InForce
     from reconciler.shell import Shell
-    from reconciler.spool import Spool
+    from reconciler.spool import Spool, Waiting
 
 LOOK_INTERVAL = 0.2
 """Seconds between two looks at the spool: a look lists a handful of directories, and no event can be lost."""
-_PROBE_AGAIN = 15.0
-"""Seconds after which a backend that was missing is probed again."""
 _PARALLEL_WITHOUT_POLICY = 4
 _REAP_INTERVAL = 60.0
 _LOOK_WHEN_FULL = 2.0
@@ -49,7 +45,7 @@ class Jobs:
     def __init__(self, shell: Shell, spool: Spool, backends: Mapping[BackendName, Backend]) -> None:
         self.runs: dict[str, Run] = {}
         """Live runs by id."""
-        self.probes: dict[BackendName, Probe] = {}
+        self.probes = Probes(shell, backends.values())
         self.in_force: InForce | None = None
         self.waiting = 0
         self.trouble = ""
@@ -62,7 +58,6 @@ class Jobs:
         self._turn = 0
         self._served: dict[str, int] = {}  # by submitter the turn in which a job was last claimed
         self._wake = anyio.Event()
-        self._probed: dict[BackendName, float] = {}
         self._looked = -_LOOK_WHEN_FULL
         self._upkeep = anyio.Lock()
         # Held while backends are probed or reaped. A reaper goes by a list of live runs that was made before: a canary
@@ -85,10 +80,6 @@ class Jobs:
         """Claim nothing more; let live runs end within the host's stop_timeout, then stop them."""
         self.stopping = True
         self._wake.set()
-
-    def probe_again(self) -> None:
-        """Forget what probes found."""
-        self._probed.clear()
 
     async def recover(self) -> None:
         """Bring everything that no live run carries to its end: objects of backends, then claims.
@@ -143,29 +134,44 @@ class Jobs:
             self.trouble = await self._obstacle() if found else ""
             if self.trouble:
                 return
+            if len(self._busy) >= self._parallel():
+                await self._hurry(found, tasks)
+                return
             passed: set[str] = set()
             for waiting in in_turn(found, running=Counter(self._busy.values()), served=self._served):
                 if len(self._busy) >= self._parallel() or self.stopping:
                     return
                 if waiting.submitter.name in passed:
                     continue  # its names come and go, or cannot be had: one try costs others enough
-                run = f"{self._shell.clock.now():%Y%m%dT%H%M%S}-{secrets.token_hex(4)}"
-                self._busy[run] = waiting.submitter.name
-                self._turn += 1
-                self._served[waiting.submitter.name] = self._turn
-                try:
-                    claim = await anyio.to_thread.run_sync(self._spool.claim, waiting, run, self._shell.now())
-                except BaseException:
-                    self._busy.pop(run)
-                    raise
-                self.waiting -= 1
-                if claim is None:
-                    self._busy.pop(run)
+                if not await self._claim(waiting, tasks):
                     passed.add(waiting.submitter.name)
-                else:
-                    tasks.start_soon(self._carry, claim)
         except OSError as error:
             self.trouble = f"the spool cannot be used: {error.strerror}"
+
+    async def _hurry(self, found: Iterable[Waiting], tasks: TaskGroup) -> None:
+        """Claim the cancels among what waits: they need no slot, and may be what frees one."""
+        for waiting in found:
+            # What it says now is a hint; what is claimed is read again, once, and that counts.
+            if isinstance(read(await anyio.to_thread.run_sync(self._spool.peek, waiting)), Cancel):
+                await self._claim(waiting, tasks)
+
+    async def _claim(self, waiting: Waiting, tasks: TaskGroup) -> bool:
+        """Claim one job and carry it; False when it was not to be had."""
+        run = f"{self._shell.clock.now():%Y%m%dT%H%M%S}-{secrets.token_hex(4)}"
+        self._busy[run] = waiting.submitter.name
+        self._turn += 1
+        self._served[waiting.submitter.name] = self._turn
+        try:
+            claim = await anyio.to_thread.run_sync(self._spool.claim, waiting, run, self._shell.now())
+        except BaseException:
+            self._busy.pop(run)
+            raise
+        self.waiting -= 1
+        if claim is None:
+            self._busy.pop(run)
+            return False
+        tasks.start_soon(self._carry, claim)
+        return True
 
     def _parallel(self) -> int:
         return _PARALLEL_WITHOUT_POLICY if self.in_force is None else self.in_force.platform.max_parallel_runs
@@ -250,8 +256,8 @@ class Jobs:
                 return chosen if isinstance(chosen, Refused) else (admitted, chosen)
 
     async def _run(self, claim: Claim, admitted: Admitted, chosen: Chosen) -> None:
-        if self.stopping:
-            # Nothing was decided on disk: the next daemon runs it.
+        if self.stopping or len(self._busy) > self._parallel():
+            # Nothing was decided on disk: the next daemon runs it, or we do when there is a slot again.
             await anyio.to_thread.run_sync(self._spool.give_back, claim)
             return
         run = self.runs[claim.run] = Run(
@@ -264,59 +270,6 @@ class Jobs:
         await run.execute()
 
     async def probe(self) -> Mapping[BackendName, Probe]:
-        """Ask every backend what this host has. What is there is asked once, what is missing again after a while."""
+        """Say what this host has, probing what is due. No run is launched and nothing reaped meanwhile."""
         async with self._upkeep:
-            for name in BackendName:
-                backend = self._backends.get(name)
-                if backend is None:
-                    self.probes[name] = not_in_this_version(name)
-                elif self._due(name):
-                    await self._probe(backend)
-            return dict(self.probes)
-
-    def _due(self, name: BackendName) -> bool:
-        asked = self._probed.get(name)
-        if asked is None:
-            return True
-        return not isinstance(self.probes[name], Available) and anyio.current_time() - asked > _PROBE_AGAIN
-
-    async def _probe(self, backend: Backend) -> None:
-        try:
-            probe = await backend.probe()
-        except Exception as error:  # noqa: BLE001 - a backend that breaks is one that this host does not have
-            logger.opt(exception=error).error("the probe of {} failed", backend.name)
-            message = f"its probe failed ({type(error).__name__}); the log of ringfenced says where"
-            probe = Missing(backend=backend.name, code="probe_failed", message=message)
-        before = self.probes.get(backend.name)
-        self.probes[backend.name] = probe
-        self._probed[backend.name] = anyio.current_time()
-        if probe != before:
-            await self._note_probe(probe)
-
-    async def _note_probe(self, probe: Probe) -> None:
-        detail: dict[str, object] | None = None
-        match probe:
-            case Available():
-                outcome, code, message = "available", None, ""
-                detail = {
-                    "isolation": probe.isolation.value,
-                    "versions": dict(probe.versions),
-                    "evidence": list(probe.evidence),
-                }
-            case Missing():
-                outcome, code, message = "missing", probe.code, probe.message
-            case unreachable:
-                assert_never(unreachable)
-        event = Event(
-            name=EventName.PROBE,
-            actor="ringfenced",
-            object=f"backends/{probe.backend}",
-            outcome=outcome,
-            code=code,
-            message=message,
-            detail=detail,
-        )
-        try:
-            await self._shell.audit.append(event)
-        except JournalFailed:
-            logger.error("the probe of {} is not in the audit log", probe.backend)
+            return await self.probes.look()

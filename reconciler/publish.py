@@ -92,7 +92,7 @@ class Publisher:
             "started": self._started,
             "state": self._view.state,
             "policy": self._policy_now(),
-            "backends": [_backend(name, jobs.probes.get(name)) for name in BackendName],
+            "backends": [_backend(name, jobs.probes.found.get(name)) for name in BackendName],
             "runs": [
                 {
                     "run": run.claim.run,

@@ -26,6 +26,8 @@ _FULL_OR_BROKEN = frozenset({errno.ENOSPC, errno.EROFS, errno.EIO})
 """What the spool's file system says of itself; any other error comes from what a submitter made of its directory."""
 _MAX_NAMES = 10_000
 """Names of one submitter that one look takes in; the rest wait for a later look."""
+_PEEK = 512
+"""Bytes of a file that is looked at before it is claimed: enough for a cancel, and for little else."""
 FREE_BYTES = 64 * 1024 * 1024
 FREE_INODES = 1024
 """Below either of these marks nothing is claimed: a result that cannot be written is worse than a job that waits."""
@@ -199,6 +201,25 @@ class Spool:
             os.close(inner)
             raise PermissionError(errno.EPERM, "not the submitter's own directory", submitter.name)
         return inner
+
+    def peek(self, waiting: Waiting) -> bytes:
+        """Give the first bytes of what waits, where it is a small plain file of its submitter's; else nothing."""
+        try:
+            directory = self._new(waiting.submitter)
+            try:
+                file = os.open(
+                    waiting.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory
+                )
+            finally:
+                os.close(directory)
+            try:
+                facts = os.fstat(file)
+                own = stat.S_ISREG(facts.st_mode) and facts.st_uid == waiting.submitter.uid
+                return os.read(file, _PEEK) if own and facts.st_size <= _PEEK else b""
+            finally:
+                os.close(file)
+        except OSError:
+            return b""
 
     def claim(self, waiting: Waiting, run: str, now: str) -> Claim | None:
         """Take one name out of `new` into `claimed/<run>`; None when it is gone, whoever took it.

@@ -149,7 +149,9 @@ class Walk:
                 made = {}
                 for name, child in fields.items():
                     mine, theirs = _at(one, name, child), _at(other, name, child)
-                    same = mine is theirs and way != "tighten"
+                    same = mine is theirs or (mine == theirs and type(mine) is type(theirs))
+                    if same and way == "tighten":
+                        same = isinstance(child, Leaf) and child.rule.remembered
                     made[name] = mine if same else self._combine(child, mine, theirs, way)
                 return _same(one, made)
             case Keyed():
@@ -232,6 +234,7 @@ class Walk:
                 return tuple(
                     (name, *path)
                     for name, child in fields.items()
+                    if not isinstance(child, Leaf) or isinstance(child.rule, Unordered)
                     for path in self.blocked(child, _at(tree, name, child))
                 )
             case Keyed():

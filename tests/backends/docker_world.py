@@ -79,7 +79,14 @@ class Engines:
         if setup not in self._up:
             rig = self._stack.enter_context(Rig())
             self.rigs.append(rig)
-            made = Engine(rig, which=setup.which, firewall=setup.firewall, store=setup.store, rp_filter=setup.rp_filter)
+            made = Engine(
+                rig,
+                which=setup.which,
+                firewall=setup.firewall,
+                store=setup.store,
+                rp_filter=setup.rp_filter,
+                local_resolver=setup.local_resolver,
+            )
             self._stack.enter_context(made)
             for image in (self._images.agent, self._images.proxy):
                 made.load(image.archive)

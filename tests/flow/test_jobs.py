@@ -477,6 +477,26 @@ def test_a_submitter_cancels_its_own_runs_and_no_others(house: House) -> None:
     assert ended["code"] == "cancelled"
 
 
+def test_a_cancel_needs_no_slot(house: House) -> None:
+    policy = in_force(max_parallel_runs=1)
+
+    async def main() -> None:
+        async with house.daemon(policy) as (jobs, _):
+            house.submit("a.yaml", job("sleep 20"))
+            await until(lambda: house.starts() == 1)
+            for name in "bcd":
+                house.submit(f"{name}.yaml", job("sleep 20"))
+            (run,) = jobs.runs
+            house.submit("z.yaml", cancel(run))
+            await house.wait_for("a")
+            assert len(jobs.runs) <= 1
+
+    anyio.run(main)
+    ended = house.result("a")
+    assert ended is not None
+    assert ended["code"] == "cancelled"
+
+
 def test_stopping_lets_short_runs_end_and_stops_long_ones(house: House) -> None:
     async def main() -> None:
         async with house.daemon(in_force(max_parallel_runs=2)) as (jobs, _):

@@ -10,7 +10,7 @@ fetch() {
 	apt-get install -qq -y --reinstall --no-install-recommends --download-only \
 		-o APT::Sandbox::User=root -o Debug::NoLocking=true -o Dir::Cache::archives="$debs" \
 		squid tinyproxy-bin haproxy >/dev/null || return
-	rm -f "$debs"/perl* "$debs"/libperl* "$debs"/libdbi* "$debs"/squid-langpack*
+	rm -f "$debs"/perl* "$debs"/libperl* "$debs"/libdbi*
 	for deb in "$debs"/*.deb; do dpkg-deb -x "$deb" "$destination"; done
 	rm -rf "$debs"
 }

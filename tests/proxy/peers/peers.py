@@ -172,12 +172,12 @@ def _squid(place: Place, port: int, allow: Sequence[str], debian: Path) -> Path:
         "cache_mem 8 MB",
         "forwarded_for delete",
         "pinger_enable off",
-        "max_filedescriptors 65536",
+        f"unlinkd_program {debian}/usr/lib/squid/unlinkd",
+        f"logfile_daemon {debian}/usr/lib/squid/log_file_daemon",
+        "max_filedescriptors 8192",
         "shutdown_lifetime 0 seconds",
         f"visible_hostname {gethostname() or 'squid'}",
-        f"mime_table {debian}/etc/squid/mime.conf"
-        if (debian / "etc/squid/mime.conf").exists()
-        else f"mime_table {share}/mime.conf",
+        f"mime_table {share}/mime.conf",
         f"icon_directory {share}/icons",
         f"error_directory {share}/errors/templates",
         f"access_log stdio:{place.directory}/access.log",
