@@ -10,8 +10,8 @@ from typing import Annotated, NoReturn
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from reconciler.core.load import Problem
 from reconciler.host import DEFAULT_PATH, Host, load_host
@@ -44,14 +44,14 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
 
 
-def say(text: str = "", *, style: str | None = None) -> None:
+def say(text: str = "") -> None:
     """Print a line for people; never markup, never control characters."""
-    Console(highlight=False, soft_wrap=True).print(escape(printable(text)), style=style)
+    Console(soft_wrap=True).print(Text(printable(text)))
 
 
-def complain(text: str) -> None:
-    """Print a line on standard error."""
-    Console(stderr=True, highlight=False, soft_wrap=True).print(escape(printable(text)))
+def complain(text: str, *, style: str = "") -> None:
+    """Print a line on standard error. A terminal shows `style`, which no text that is printed here can imitate."""
+    Console(stderr=True, soft_wrap=True).print(Text(printable(text), style=style))
 
 
 def say_json(value: Mapping[str, object]) -> None:
@@ -59,14 +59,14 @@ def say_json(value: Mapping[str, object]) -> None:
     typer.echo(json.dumps(value, sort_keys=True, ensure_ascii=True))
 
 
-def table(columns: Iterable[str], rows: Iterable[Iterable[str]], *, title: str | None = None) -> None:
+def table(columns: Iterable[str], rows: Iterable[Iterable[str]]) -> None:
     """Print rows under columns."""
-    grid = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
+    grid = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
         grid.add_column(column, overflow="fold")
     for row in rows:
-        grid.add_row(*(escape(printable(cell)) for cell in row))
-    Console(highlight=False).print(grid)
+        grid.add_row(*(Text(printable(cell)) for cell in row))
+    Console().print(grid)
 
 
 def leave(code: int) -> NoReturn:

@@ -38,6 +38,8 @@ from reconciler.core.schema import load_schema
 from reconciler.host import Host
 from reconciler.spool import deliver
 
+_OURS = "cyan"
+"""How decisions look on a terminal: what the command writes cannot look so, for its control characters are escaped."""
 _STATUS_OF = {
     ResultCode.TIMEOUT: Code.TIMEOUT,
     ResultCode.OOM: Code.OOM,
@@ -110,7 +112,7 @@ def _follow(host: Host, submitter: str, stem: str, *, json: bool) -> dict[str, A
             case Followed(result=dict() as result):
                 return result
             case Followed(decision=dict() as decision) if not json:
-                complain(_decision(decision))
+                complain(_decision(decision), style=_OURS)
             case Followed(output=bytes() as output) if not json:
                 if plain:
                     sys.stdout.buffer.write(output)
