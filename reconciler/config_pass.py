@@ -5,11 +5,14 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+import os
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import anyio
+from loguru import logger
 
 from reconciler.admission import Admission, Admissions, admit
 from reconciler.config_rows import Events, Lapsed, rows_of
@@ -211,6 +214,8 @@ class ConfigPass:
         self._verifier = Verifier()
         self._last: Evaluated | None = None
         self._known: Evaluated | None = None
+        self.overdue = False
+        """Whether something should have been taken out of force and was not, because the pass could not be applied."""
 
     @property
     def in_force(self) -> InForce | None:
@@ -235,7 +240,9 @@ class ConfigPass:
             OSError: nothing was applied, because the state could not be stored.
         """
         evaluated = await anyio.to_thread.run_sync(self._evaluate)
+        self.overdue = any(not change.weakening for change in evaluated.outcome.changes)
         await apply(evaluated, self._journal, self._file)
+        self.overdue = False
         # What is not stored is equal to what is; the time that was seen counts from when it was stored.
         last_seen = evaluated.state.last_seen if evaluated.stale else self._state.last_seen
         self._state = dataclasses.replace(evaluated.state, last_seen=last_seen)
@@ -249,7 +256,16 @@ class ConfigPass:
         return evaluated
 
     def _evaluate(self) -> Evaluated:
-        snapshot, trust = look(self._host)
+        """Evaluate what is there; over nothing where that breaks, for then too all that ended has to go."""
+        trust = trust_of(self._host)
+        try:
+            return self._over(snapshot_of(self._host), trust)
+        except Exception as error:  # noqa: BLE001 - no content of a directory may keep an expired grant in force
+            logger.opt(exception=error).error("the policy directory could not be evaluated")
+            message = f"{self._host.policy} could not be evaluated ({type(error).__name__}): the log says where"
+            return self._over(NotSettled("failed", message), trust)
+
+    def _over(self, snapshot: Snapshot | NotSettled, trust: Trust | TrustBroken) -> Evaluated:
         return evaluate(
             snapshot,
             trust,
@@ -261,19 +277,26 @@ class ConfigPass:
         )
 
 
-def look(host: Host) -> tuple[Snapshot | NotSettled, Trust | TrustBroken]:
-    """Read the policy directory and the trust directory of a host, each at rest. Blocks."""
+def snapshot_of(host: Host) -> Snapshot | NotSettled:
+    """Read the policy directory of a host, at rest. Blocks."""
     bounds = Bounds(files=host.max_files, bytes=host.max_bytes)
-    return take(host.policy, owner=host.policy_owner, bounds=bounds, deadline=SETTLE_S), trust_of(host)
+    return take(host.policy, owner=host.policy_owner, bounds=bounds, deadline=SETTLE_S)
 
 
 def trust_of(host: Host) -> Trust | TrustBroken:
-    """Read the trust directory of a host, at rest. Blocks."""
-    if host.trust.resolve().is_relative_to(host.policy.resolve()):
-        # Whoever may commit policy would choose the signers.
-        message = "lies in the policy directory: move it out, and name it as `trust` in host.yaml"
+    """Read the trust directory of a host, at rest; broken where anything keeps it from being read. Blocks."""
+
+    def broken(message: str) -> TrustBroken:
         return TrustBroken(problems=(Problem(str(host.trust), 1, 1, "", message),))
-    return read_trust(host.trust, deadline=SETTLE_S)
+
+    try:
+        if Path(os.path.realpath(host.trust)).is_relative_to(os.path.realpath(host.policy)):
+            # Whoever may commit policy would choose the signers.
+            return broken("lies in the policy directory: move it out, and name it as `trust` in host.yaml")
+        return read_trust(host.trust, deadline=SETTLE_S)
+    except Exception as error:  # noqa: BLE001 - nobody's signature is admitted, and the pass goes on without
+        logger.opt(exception=error).error("the trust directory could not be read")
+        return broken(f"could not be read ({type(error).__name__}): the log says where")
 
 
 def _desired(snapshot: Snapshot, host: Host, previous: Desired | None) -> Desired:

@@ -22,6 +22,7 @@ from reconciler.config_pass import ConfigPass
 from reconciler.core.audit import Broken, Event, EventName
 from reconciler.core.job import Refused
 from reconciler.core.policy import BackendName
+from reconciler.core.result import ResultCode
 from reconciler.core.trust import TrustBroken
 from reconciler.directory import uid_of
 from reconciler.host import DEFAULT_PATH, load_host
@@ -186,6 +187,9 @@ class Daemon:
         except (JournalFailed, OSError) as error:
             self._trouble(f"the last pass was not applied: {error}")
             pause = _RETRY
+            if self._config.overdue:
+                # A full disk must not be a way to keep what was revoked: whoever could use it ends.
+                self._jobs.end_runs(ResultCode.AUDIT_FAILED)
         except Exception as error:  # noqa: BLE001 - a document must not be able to end the daemon and every live run
             logger.opt(exception=error).error("a config pass failed")
             self._trouble(f"the last pass failed ({type(error).__name__}); the log of ringfenced says where")

@@ -81,6 +81,11 @@ class Jobs:
         self.stopping = True
         self._wake.set()
 
+    def end_runs(self, code: ResultCode) -> None:
+        """End every live run."""
+        for run in self.runs.values():
+            run.stop(code)
+
     async def recover(self) -> None:
         """Bring everything that no live run carries to its end: objects of backends, then claims.
 
@@ -115,8 +120,7 @@ class Jobs:
                 self._wake = anyio.Event()
             with anyio.move_on_after(self._shell.host.stop_timeout):
                 await self._idle()
-            for run in self.runs.values():
-                run.stop(ResultCode.STOPPING)
+            self.end_runs(ResultCode.STOPPING)
 
     async def _idle(self) -> None:
         while self._busy:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from reconciler import config_pass
 from reconciler.core.reconcile import Outcome
 from reconciler.core.trust import NAMESPACE, TrustBroken
 from reconciler.journal import JournalFailed
@@ -15,6 +16,7 @@ from reconciler.snapshot import NotSettled
 from tests.estate import PLATFORM, Estate, agent
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 ENABLE = {"document": "platform", "field": "/enabled", "value": True}
@@ -461,3 +463,42 @@ def test_the_commit_is_beside_the_actor(estate: Estate) -> None:
     row = estate.rows("config.update")[-1]
     assert isinstance(row["detail"], dict)
     assert row["detail"]["commit"] == "a" * 40
+
+
+def _git_file_with_nul(estate: Estate, _: pytest.MonkeyPatch) -> None:
+    (estate.root / "policy" / ".git").write_bytes(b"gitdir: /x\0y\n")
+
+
+def _policy_is_a_link_to_itself(estate: Estate, _: pytest.MonkeyPatch) -> None:
+    (estate.root / "policy").rename(estate.root / "old")
+    (estate.root / "policy").symlink_to("policy")
+
+
+def _git_that_never_ends(estate: Estate, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(config_pass, "SETTLE_S", 0.1)
+    (estate.root / "policy" / ".git").mkdir()
+    (estate.root / "policy" / ".git" / "index.lock").touch()
+
+
+def _documents_that_break_us(_: Estate, patch: pytest.MonkeyPatch) -> None:
+    def breaks(*_: object, **__: object) -> None:
+        raise RecursionError
+
+    patch.setattr(config_pass, "desired", breaks)
+
+
+@pytest.mark.parametrize(
+    "freeze", [_git_file_with_nul, _policy_is_a_link_to_itself, _git_that_never_ends, _documents_that_break_us]
+)
+@pytest.mark.parametrize("how", ["expired", "revoked"])
+def test_no_content_of_the_directory_keeps_in_force_what_has_ended(
+    freeze: Callable[[Estate, pytest.MonkeyPatch], None], how: str, estate: Estate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    freeze(estate, monkeypatch)
+    if how == "expired":
+        estate.clock.turn(days=365)
+    else:
+        estate.trust("alice", "bob", revoked="id CHG-1.1\n")
+    estate.run()
+    assert estate.allows() == []
+    assert not estate.enabled()
