@@ -32,6 +32,7 @@ check: lint
 
 test: setup
 	$(BIN)/pytest -q
+	HYPOTHESIS_PROFILE=deep $(BIN)/pytest -q tests/core/test_machine.py -k lives_through_anything
 
 bench: setup
 	$(BIN)/python -m tests.bench

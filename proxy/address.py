@@ -112,7 +112,7 @@ def classify(address: Address, nat64: tuple[Network, ...] = ()) -> Kind:
     """Say what an address is for; whatever the table does not call public is not public."""
     reached = unwrap(address, nat64)
     if len(reached) == IPV4_LENGTH:
-        return _lookup(reached, _IPV4_BY_BYTE[reached[0]], Kind.PUBLIC)
+        return _lookup(reached, _IPV4_BY_BYTE.get(reached[0], ()), Kind.PUBLIC)
     if len(reached) == IPV6_LENGTH and reached in _GLOBAL_UNICAST:
         return _lookup(reached, _IPV6_INSIDE, Kind.PUBLIC)
     return _lookup(reached, _IPV6_OUTSIDE, Kind.RESERVED)
@@ -166,10 +166,16 @@ _IPV4 = (
     _row("168.63.129.16", Kind.PLATFORM),
 )
 
-_IPV4_BY_BYTE: tuple[_Table, ...] = tuple(
-    tuple(row for row in _IPV4 if bytes([first]) in Network(row[0].base[:1], min(row[0].prefix, 8)))
-    for first in range(256)
-)
+
+def _by_first_byte(table: _Table) -> dict[int, _Table]:
+    found: dict[int, _Table] = {}
+    for row in table:
+        for first in range(row[0].base[0], row[0].base[0] + (1 << max(0, 8 - row[0].prefix))):
+            found[first] = (*found.get(first, ()), row)
+    return found
+
+
+_IPV4_BY_BYTE = _by_first_byte(_IPV4)
 """The rows that can hold an address by its first byte: for most public addresses there are none to go through."""
 
 _GLOBAL_UNICAST = _row("2000::/3", Kind.PUBLIC)[0]

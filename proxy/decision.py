@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from proxy.address import Address, Kind, classify, text_of, unwrap
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Container, Sequence
 
     from proxy.entry import EntryIndex
     from proxy.policy import ProxyPolicy
@@ -124,11 +124,11 @@ def _not_allowed(allow: EntryIndex, target: Target) -> tuple[Code, str] | None:
 
 
 def decide_addresses(
-    policy: ProxyPolicy, resolved: Resolve, addresses: Sequence[Address], *, local: Collection[Address]
+    policy: ProxyPolicy, resolved: Resolve, addresses: Sequence[Address], *, local: Container[Address]
 ) -> Deny | Dial:
     """Decide on a whole answer: one address that may not be dialled refuses all of them.
 
-    `local` are the addresses of this host's interfaces, read now; the policy's own local addresses are added.
+    `local` is what leads to this host itself, read now; the policy's own local addresses are added.
     """
     target = resolved.target
     if not addresses:

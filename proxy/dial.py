@@ -22,35 +22,31 @@ ATTEMPT_DELAY_S = 0.25
 Connected = tuple[socket.socket, Address]
 """A connected, non-blocking socket and the address at its other end; whoever gets it owns it."""
 
+_Attempted = tuple[socket.socket, Address, Address | None]
+"""The same, with the address that the kernel says is at the other end."""
+
 
 async def dial(poller: Poller, allowed: Dial) -> Connected | Deny:
     """Connect to one of the allowed addresses, never to a name, and make sure of who answered."""
     target = allowed.target
-    try:
-        async with asyncio.timeout(CONNECT_DEADLINE_S):
-            if len(allowed.addresses) == 1:
-                connected = await _attempt(poller, allowed.addresses[0], target.port)
-            else:
+    if len(allowed.addresses) == 1:
+        connected = await _attempt(poller, allowed.addresses[0], target.port)
+    else:
+        try:
+            async with asyncio.timeout(CONNECT_DEADLINE_S):
                 connected = await _race(poller, _interleaved(allowed.addresses), target.port)
-    except TimeoutError:
+        except TimeoutError as late:
+            connected = late
+    if isinstance(connected, TimeoutError):
         return Deny(Code.CONNECT_TIMEOUT, f"{target} did not answer within {CONNECT_DEADLINE_S:g} s")
     if isinstance(connected, OSError):
         why = os.strerror(connected.errno) if connected.errno else type(connected).__name__
-        code = Code.CONNECT_TIMEOUT if isinstance(connected, TimeoutError) else Code.CONNECT_FAILED
-        return Deny(code, f"{target} could not be reached: {why}")
-    sock, address = connected
-    if peer_of(sock) != address:
+        return Deny(Code.CONNECT_FAILED, f"{target} could not be reached: {why}")
+    sock, address, peer = connected
+    if peer != address:
         sock.close()
         return Deny(Code.PEER_MISMATCH, f"{target} was dialled at {text_of(address)}, and something else answered")
-    return connected
-
-
-def peer_of(sock: socket.socket) -> Address | None:
-    """Read the address of who is at the other end; None when nobody is."""
-    try:
-        return parse_address(sock.getpeername()[0])
-    except OSError:
-        return None
+    return sock, address
 
 
 def _interleaved(addresses: tuple[Address, ...]) -> list[Address]:
@@ -63,7 +59,7 @@ def _interleaved(addresses: tuple[Address, ...]) -> list[Address]:
     return ordered
 
 
-async def _attempt(poller: Poller, address: Address, port: int) -> Connected | OSError:
+async def _attempt(poller: Poller, address: Address, port: int) -> _Attempted | OSError:
     try:
         family = socket.AF_INET if len(address) == IPV4_LENGTH else socket.AF_INET6
         sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
@@ -71,24 +67,24 @@ async def _attempt(poller: Poller, address: Address, port: int) -> Connected | O
         return broken
     try:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        await poller.connect(sock, (text_of(address), port))
+        peer = await poller.connect(sock, (text_of(address), port), CONNECT_DEADLINE_S)
     except OSError as failed:
         sock.close()
         return failed
     except BaseException:
         sock.close()
         raise
-    return sock, address
+    return sock, address, parse_address(peer)
 
 
-async def _race(poller: Poller, addresses: list[Address], port: int) -> Connected | OSError:
-    attempts: list[asyncio.Task[Connected | OSError]] = []
-    winner: Connected | None = None
+async def _race(poller: Poller, addresses: list[Address], port: int) -> _Attempted | OSError:
+    attempts: list[asyncio.Task[_Attempted | OSError]] = []
+    winner: _Attempted | None = None
     last: OSError = OSError()
     try:
         async with asyncio.TaskGroup() as group:
             waiting = iter(addresses)
-            pending: set[asyncio.Task[Connected | OSError]] = set()
+            pending: set[asyncio.Task[_Attempted | OSError]] = set()
             while winner is None:
                 address = next(waiting, None)
                 if address is not None:
@@ -114,7 +110,7 @@ async def _race(poller: Poller, addresses: list[Address], port: int) -> Connecte
     return last if winner is None else winner
 
 
-def _close_losers(attempts: list[asyncio.Task[Connected | OSError]], winner: Connected | None) -> None:
+def _close_losers(attempts: list[asyncio.Task[_Attempted | OSError]], winner: _Attempted | None) -> None:
     for attempt in attempts:
         if attempt.done() and not attempt.cancelled() and attempt.exception() is None:
             result = attempt.result()

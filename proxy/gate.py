@@ -12,6 +12,7 @@ import errno
 import hashlib
 import json
 import os
+import resource
 import select
 import socket
 import stat
@@ -129,34 +130,55 @@ def _anchor_body(address: tuple[str, int], challenge: str, deadline: float) -> b
     return b""
 
 
-def try_targets(targets: list[Target], wait: float) -> list[str]:
-    """Try all targets side by side; for each, what was seen within `wait` seconds."""
-    seen: list[set[str]] = [set() for _ in targets]
+def try_targets(
+    targets: list[Target], wait: float, deadline: float, *, rounds: int = 1, interval: float = 0.0
+) -> list[list[str]]:
+    """Try all targets side by side, a round every `interval` seconds; for each round and target, what was seen.
+
+    An attempt is given up `wait` seconds after the last round began, so that each has at least that long: a later
+    round does not wait for the silence of an earlier one. No round begins after the deadline (monotonic).
+    """
+    done = 0
+    seen: list[set[str]] = [set() for _ in range(rounds * len(targets))]
     waiting: dict[int, Attempt] = {}
     poller = select.poll()
     try:
-        for index, target in enumerate(targets):
-            for started in _start(index, target):
-                if isinstance(started, str):
-                    seen[index].add(started)
-                else:
-                    waiting[started.sock.fileno()] = started
-                    poller.register(started.sock, started.events)
-        deadline = time.monotonic() + wait
-        while waiting and (left := deadline - time.monotonic()) > 0:
-            for descriptor, _ in poller.poll(left * 1000):
-                attempt = waiting[descriptor]
-                result = _finish(attempt, targets[attempt.number])
-                if result is not None:
-                    seen[attempt.number].add(result)
-                    poller.unregister(descriptor)
-                    del waiting[descriptor]
-                    attempt.sock.close()
+        for number in range(rounds):
+            began = time.monotonic()
+            if began > deadline:
+                break
+            done += 1
+            for place, target in enumerate(targets, number * len(targets)):
+                for started in _start(place, target):
+                    if isinstance(started, str):
+                        seen[place].add(started)
+                    else:
+                        waiting[started.sock.fileno()] = started
+                        poller.register(started.sock, started.events)
+            _hear(poller, waiting, targets, seen, began + (interval if number + 1 < rounds else wait))
+            if number + 1 < rounds:
+                time.sleep(max(0.0, began + interval - time.monotonic()))
     finally:
         for attempt in waiting.values():
             seen[attempt.number].add("silence")
             attempt.sock.close()
-    return [ANSWERED if ANSWERED in found else ",".join(sorted(found)) or NOT_TRIED for found in seen]
+    said = [ANSWERED if ANSWERED in found else ",".join(sorted(found)) or NOT_TRIED for found in seen]
+    return [said[number * len(targets) : (number + 1) * len(targets)] for number in range(done)]
+
+
+def _hear(
+    poller: Any, waiting: dict[int, Attempt], targets: list[Target], seen: list[set[str]], deadline: float
+) -> None:
+    """Take in what comes of the attempts until the deadline (monotonic), or until none is left waiting."""
+    while waiting and (left := deadline - time.monotonic()) > 0:
+        for descriptor, _ in poller.poll(left * 1000):
+            attempt = waiting[descriptor]
+            result = _finish(attempt, targets[attempt.number % len(targets)])
+            if result is not None:
+                seen[attempt.number].add(result)
+                poller.unregister(descriptor)
+                del waiting[descriptor]
+                attempt.sock.close()
 
 
 def _start(index: int, target: Target) -> list[Attempt | str]:
@@ -179,7 +201,7 @@ def _addresses(target: Target) -> list[Any]:
         return [(address, target.port or 0)]
     if not zone:
         return [(address, target.port or 0, 0, 0)]
-    indices = [number for number, name in socket.if_nameindex() if name != "lo"] or [1]
+    indices = [socket.if_nametoindex(name) for name in found_interfaces() if name != "lo"] or [1]
     return [(address, target.port or 0, 0, number) for number in indices]
 
 
@@ -200,7 +222,7 @@ def _start_one(index: int, target: Target, address: Any) -> Attempt | str:
     try:
         sock.setblocking(False)
         if target.kind in BOUND_KINDS:
-            links = [name for _, name in socket.if_nameindex() if name != "lo"] or ["lo"]
+            links = [name for name in found_interfaces() if name != "lo"] or ["lo"]
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, links[0].encode())
         if target.kind in ("packet", "vsock"):
             # To have such a socket is the leak; whom it could reach is beyond any namespace.
@@ -309,11 +331,18 @@ def found_sockets() -> list[str]:
     return sorted(found)
 
 
+def found_interfaces() -> list[str]:
+    """List the network interfaces, not by netlink: a fence has no such sockets."""
+    with open("/proc/self/net/dev", encoding="ascii") as file:  # noqa: PTH123 - pathlib is 5 ms of start-up
+        # Two lines of heading (proc_pid_net(5)); no name holds a colon.
+        return [line.partition(":")[0].strip() for line in file.read().splitlines()[2:]]
+
+
 def found_inside(interfaces: list[str]) -> list[dict[str, Any]]:
     """Report as reached whatever came in that should not be there: descriptors, path sockets, interfaces."""
     rows = [("descriptor", text) for text in found_descriptors()]
     rows += [("socket", text) for text in found_sockets()]
-    rows += [("interface", name) for _, name in socket.if_nameindex() if name not in interfaces]
+    rows += [("interface", name) for name in found_interfaces() if name not in interfaces]
     return [
         {
             "name": f"{kind}:{text}",
@@ -339,18 +368,14 @@ def probe(given: dict[str, Any]) -> dict[str, Any]:
     strong = [target for target in targets if target.kind not in WEAK_KINDS]
     weak = [target for target in targets if target.kind in WEAK_KINDS]
     seen: dict[str, set[str]] = {target.name: set() for target in targets}
-    done = 0
-    for number in range(rounds):
-        if number:
-            time.sleep(float(given["interval_s"]))
-        if time.monotonic() > deadline:
-            break
-        for target, result in zip(strong, try_targets(strong, wait)):  # noqa: B905 - `strict` is newer than 3.8
-            seen[target.name].add(result)
-        done += 1
-    if not any(ANSWERED in results for results in seen.values()) and time.monotonic() < deadline:
-        for target, result in zip(weak, try_targets(weak, wait)):  # noqa: B905 - `strict` is newer than 3.8
-            seen[target.name].add(result)
+    strongly = try_targets(strong, wait, deadline, rounds=rounds, interval=float(given["interval_s"]))
+    reached = any(ANSWERED in found for found in strongly)
+    weakly = [] if reached else try_targets(weak, wait, deadline)
+    for tried, rows in ((strong, strongly), (weak, weakly)):
+        for found in rows:
+            for target, result in zip(tried, found):  # noqa: B905 - `strict` is newer than 3.8
+                seen[target.name].add(result)
+    done = len(strongly)
     reported = []
     for target in targets:
         results = ",".join(sorted(seen[target.name])) or NOT_TRIED
@@ -380,7 +405,7 @@ def _runtime() -> dict[str, Any]:
     return {
         "kernel": kernel,
         "uid": os.getuid(),
-        "interfaces": sorted(name for _, name in socket.if_nameindex()),
+        "interfaces": sorted(found_interfaces()),
         "python": sys.version.split()[0],
     }
 
@@ -388,6 +413,9 @@ def _runtime() -> dict[str, Any]:
 def main() -> int:
     """Read the input (stdin, or the file named by the one argument), probe, print the report, exit as it says."""
     try:
+        # All attempts of all rounds may be open at once.
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
         with open(sys.argv[1] if len(sys.argv) > 1 else 0, "rb") as file:  # noqa: PTH123 - descriptor 0 has no path
             given = json.loads(file.read(1 << 20))
         report = probe(given)

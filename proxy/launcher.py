@@ -26,6 +26,9 @@ ADDRESS = ("127.0.0.1", 3128)
 NOT_EXECUTABLE = 126
 NOT_FOUND = 127
 NO_WORD = 125
+OPEN_FILES = (1024, 4096)
+"""Soft and hard limit of the command's open files, as service managers set them; the hard one bounds what the kernel
+holds for descriptors that no control group is charged for."""
 
 
 def hand_out_listener(handoff: int) -> None:
@@ -83,6 +86,12 @@ def execute(command: list[str], environment: dict[str, str]) -> str:
     return errno.errorcode.get(worst, "EACCES")
 
 
+def open_files(had: tuple[int, int]) -> tuple[int, int]:
+    """Give the command's soft and hard limit of open files: never more than this process was given."""
+    bounded = [OPEN_FILES[at] if had[at] == resource.RLIM_INFINITY else min(had[at], OPEN_FILES[at]) for at in (0, 1)]
+    return bounded[0], bounded[1]
+
+
 def become(word: dict[str, Any], report: int) -> int:
     """Undo what this interpreter set up, then become the command; returns only when that failed."""
     os.chdir(word["directory"])
@@ -93,6 +102,8 @@ def become(word: dict[str, Any], report: int) -> int:
     resource.setrlimit(resource.RLIMIT_CORE, (1, 1))
     os.closerange(3, report)
     os.closerange(report + 1, os.sysconf("SC_OPEN_MAX"))
+    # After the closing, which goes as far as the limit that was.
+    resource.setrlimit(resource.RLIMIT_NOFILE, open_files(resource.getrlimit(resource.RLIMIT_NOFILE)))
     failure = execute(word["command"], word["environment"])
     os.write(report, json.dumps({"exec": failure}).encode("ascii") + b"\n")
     return NOT_FOUND if failure == "ENOENT" else NOT_EXECUTABLE

@@ -56,7 +56,7 @@ class Resolver:
         """Look a name up: every address of both families, in the order in which they are to be preferred."""
         host = allowed.target.host
         cached = self._cache.get(host)
-        if cached is not None and asyncio.get_running_loop().time() < cached[0]:
+        if cached is not None and self._poller.loop.time() < cached[0]:
             return cached[1]
         task = self._running.get(host)
         if task is None:
@@ -79,7 +79,7 @@ class Resolver:
             if len(cache) >= MAX_CACHED:
                 del cache[next(iter(cache))]
             # `cache` may be a forgotten generation's by now, and then this is forgotten too
-            cache[host] = asyncio.get_running_loop().time() + ttl, addresses
+            cache[host] = self._poller.loop.time() + ttl, addresses
         return addresses
 
     async def _both(self, host: str) -> list[Answer | Failure]:
@@ -123,7 +123,7 @@ class Resolver:
     async def _exchange(self, server: Server, host: str, kind: RecordType, limit_s: float) -> Answer | Failure:
         identity = int.from_bytes(os.urandom(2), "big")
         try:
-            result = await _by_datagram(self._poller, server, identity, host, kind, limit_s)
+            result = await _by_datagram(self._poller, server, identity, host, kind, limit_s=limit_s)
             if isinstance(result, Truncated):
                 async with asyncio.timeout(limit_s):
                     return await _by_stream(self._poller, server, identity, host, kind)
@@ -140,7 +140,7 @@ def _socket(server: Server, kind: socket.SocketKind) -> socket.socket:
 
 
 async def _by_datagram(
-    poller: Poller, server: Server, identity: int, host: str, kind: RecordType, limit_s: float
+    poller: Poller, server: Server, identity: int, host: str, kind: RecordType, *, limit_s: float
 ) -> Answer | Failure | Truncated:
     """Ask over UDP. Raises OSError where the server's host refuses."""
     end = poller.loop.time() + limit_s
@@ -161,7 +161,7 @@ async def _by_stream(poller: Poller, server: Server, identity: int, host: str, k
     """Ask over TCP (RFC 7766): each message has its length before it. Raises OSError where the connection breaks."""
     question = query(identity, host, kind)
     with _socket(server, socket.SOCK_STREAM) as sock:
-        await poller.connect(sock, server)
+        await poller.connect(sock, server, ATTEMPT_S)
         # it always fits into an empty send buffer
         sock.send(len(question).to_bytes(2, "big") + question)
         data = await _read_exactly(poller, sock, int.from_bytes(await _read_exactly(poller, sock, 2), "big"))

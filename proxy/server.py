@@ -6,8 +6,8 @@ Does not read requests, and does not decide: it carries values between those who
 from __future__ import annotations
 
 import asyncio
+import os
 import resource
-import secrets
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -73,7 +73,7 @@ class Server:
         self.report = report
         self.loop = asyncio.get_running_loop()
         self.now = self.loop.time
-        self.via = b"rf-" + secrets.token_hex(8).encode("ascii")
+        self.via = b"rf-" + os.urandom(8).hex().encode("ascii")
         """This process's pseudonym in `Via`: random, so that it says nothing and nobody else has it."""
         self.draining = False
         self._interfaces = interfaces

@@ -24,6 +24,9 @@ BUFFER = 128 * 1024
 MAX_ACCEPTED = 64
 """Connections that are accepted before anything else gets its turn."""
 
+MAX_READS = 4
+"""How often one stream is read before another gets its turn, as long as it fills the buffer."""
+
 ACCEPT_AGAIN_S = 0.2
 _RESET = struct.pack("ii", 1, 0)
 _IN, _OUT, _BROKEN = select.EPOLLIN, select.EPOLLOUT, select.EPOLLERR | select.EPOLLHUP
@@ -108,15 +111,22 @@ class Poller:
             except Exception as raised:  # noqa: BLE001 — the same
                 self._report(raised)
 
-    async def connect(self, sock: socket.socket, address: tuple[str, int]) -> None:
-        """Connect a non-blocking socket to a numeric address. Raises OSError."""
+    async def connect(self, sock: socket.socket, address: tuple[str, int], limit_s: float) -> str:
+        """Connect a non-blocking socket to a numeric address, and say which address answered.
+
+        Raises OSError, TimeoutError after so long.
+        """
         try:
             sock.connect(address)
         except BlockingIOError:
-            await self._ready(sock.fileno(), _OUT)
+            if not await self._ready(sock.fileno(), _OUT, limit_s):
+                raise TimeoutError from None
+        try:
+            return str(sock.getpeername()[0])
+        except OSError:
+            # it is not connected, and why is told by another call
             failed = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-            if failed:
-                raise OSError(failed, "the connection was not made") from None
+            raise OSError(failed or errno.ENOTCONN, "the connection was not made") from None
 
     async def receive(self, sock: socket.socket, size: int, limit_s: float) -> bytes | None:
         """Wait for bytes of a non-blocking socket: at most so many, none at a stream's end, None after so long.
@@ -162,7 +172,7 @@ class Listener:
         sock.setblocking(False)
         # inherited by what is accepted
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        poller.watch(sock.fileno(), _IN, self._accept, self.close)
+        poller.watch(sock.fileno(), _IN, self._accept, self._survive)
 
     def close(self) -> None:
         """Accept no more; who waits to be accepted is refused by the kernel."""
@@ -183,14 +193,15 @@ class Listener:
                     self._poller.loop.call_later(ACCEPT_AGAIN_S, self._again)
                     return
                 continue  # that one had left already (accept(2), "Error handling")
-            try:
+            with suppress(OSError):  # there is no room to watch it, and it is closed
                 self._accepted(accepted)
-            except OSError:
-                accepted.close()  # it left in between
+
+    def _survive(self) -> None:
+        """Go on: what was raised over one connection is reported, and the door stays open for the next."""
 
     def _again(self) -> None:
         if self._sock.fileno() != -1:
-            self._poller.watch(self._sock.fileno(), _IN, self._accept, self.close)
+            self._poller.watch(self._sock.fileno(), _IN, self._accept, self._survive)
 
 
 class _Nobody:
@@ -249,7 +260,11 @@ class Stream:
         self._lost = False
         self._events = 0 if paused else _IN
         self._watched = True
-        poller.watch(self._fd, self._events, self._happened, self.abort)
+        try:
+            poller.watch(self._fd, self._events, self._happened, self.abort)
+        except OSError:
+            sock.close()
+            raise
 
     # What its owner asks for.
 
@@ -339,20 +354,25 @@ class Stream:
 
     def _read(self) -> None:
         view = self._poller.view
-        try:
-            size = self.sock.recv_into(view)
-        except BlockingIOError:
-            return
-        except OSError as broken:
-            self._lose(broken)
-            return
-        if size:
+        for _turn in range(MAX_READS):
+            try:
+                size = self.sock.recv_into(view)
+            except BlockingIOError:
+                return
+            except OSError as broken:
+                self._lose(broken)
+                return
+            if not size:
+                break
             self._end.data_received(view[:size])
+            if size < BUFFER or not self._events & _IN or self._lost:
+                return
+        else:
             return
         self.ended = True
-        self._watch()
         if not self._end.eof_received():
             self.close()
+        self._watch()
 
     def _flush(self) -> None:
         try:

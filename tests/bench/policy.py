@@ -15,11 +15,10 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from reconciler.config_pass import ConfigPass, evaluate, look
+from reconciler.config_pass import evaluate, snapshot_of, trust_of
 from reconciler.core.plan import plan
-from reconciler.journal import Journal
 from reconciler.reason import Verifier
-from reconciler.state import State, StateFile
+from reconciler.state import State
 from tests.estate import Estate
 
 AGENTS = 10_000
@@ -89,7 +88,7 @@ def plan_everything(root: Path) -> None:
     """Read, judge and plan the whole estate against the floor; print seconds and peak memory as JSON."""
     estate = Estate.at(root)
     begun = time.process_time()
-    snapshot, trust = look(estate.host)
+    snapshot, trust = snapshot_of(estate.host), trust_of(estate.host)
     found = evaluate(snapshot, trust, State(), now=estate.clock.now(), host=estate.host, verifier=Verifier())
     told = plan(found.outcome, found.desired, revision=found.in_force.revision)
     lines = sum(1 for _ in told.lines())

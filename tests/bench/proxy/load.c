@@ -1,11 +1,12 @@
 /* The benchmark's load and its internet: clients of a proxy, an origin, a name server. One thread, epoll, no library.
  *
  *   load world                                   origin on :443 and DNS on :53 of this namespace, until SIGTERM
- *   load connect ADDR PORT HOST CLIENTS SECONDS STATUS PACE_US   whole CONNECTs one after the other in each client
+ *   load connect ADDR PORT HOST CLIENTS SECONDS STATUS PACE_US   whole CONNECTs one after the other in each client;
+ *                                                with STATUS 0 connections through something that knows no CONNECT
  *   load fetch ADDR PORT HOST BYTES DIRECT       one tunnel (or, DIRECT, none) that carries BYTES down
  *   load push ADDR PORT HOST BYTES DIRECT        the same upwards
- *   load stall ADDR PORT HOST BYTES SECONDS      one tunnel whose client asks for BYTES and reads none of them
  *   load hold ADDR PORT HOST COUNT               COUNT idle tunnels, until standard input ends
+ *   load stall ADDR PORT HOST BYTES              one tunnel whose client asks for BYTES and reads none, until then
  *   load slow ADDR PORT HOST COUNT HUNG          COUNT heads that never end and HUNG names that never answer, until then
  *   load first ADDR PORT HOST FILE PROGRAM...    start PROGRAM with FILE as its input and time its first refusal
  *
@@ -226,10 +227,17 @@ static void start(int epoll, struct client *c) {
 static int advance(struct client *c, unsigned events, int expected, int64_t count) {
 	if (c->state == CONNECTING) {
 		if (!(events & (EPOLLOUT | EPOLLERR | EPOLLHUP))) return 0;
-		char out[1024];
-		int size = request(out, sizeof out, c->host);
-		if (send(c->fd, out, size, MSG_NOSIGNAL) != size) return -1;
-		c->state = HEAD;
+		if (expected) {
+			char out[1024];
+			int size = request(out, sizeof out, c->host);
+			if (send(c->fd, out, size, MSG_NOSIGNAL) != size) return -1;
+			c->state = HEAD;
+		} else {
+			unsigned char out[HELLO + 8];
+			int size = hello(out, c->host, count);
+			if (send(c->fd, out, size, MSG_NOSIGNAL) != size) return -1;
+			c->state = REPLY;
+		}
 	}
 	if (c->state == HEAD) {
 		ssize_t got = recv(c->fd, c->head + c->got, sizeof c->head - 1 - c->got, 0);
@@ -327,18 +335,17 @@ static int moved(const char *host, int64_t bytes, int direct, int up) {
 	return 0;
 }
 
-static int stall(const char *host, int64_t bytes, int seconds) {
-	opened(host, bytes, 0);
-	sleep(seconds);
-	puts("{}");
-	return 0;
-}
-
 static void until_input_ends(void) {
 	char byte;
 	puts("ready");
 	fflush(stdout);
 	while (read(0, &byte, 1) > 0) continue;
+}
+
+static int stall(const char *host, int64_t bytes) {
+	opened(host, bytes, 0);
+	until_input_ends();
+	return 0;
 }
 
 static int hold(int count) {
@@ -437,7 +444,7 @@ int main(int argc, char **argv) {
 	if (!strcmp(what, "connect") && argc == 9) return connects(atoi(argv[5]), atof(argv[6]), atoi(argv[7]), atoll(argv[8]));
 	if (!strcmp(what, "fetch") && argc == 7) return moved(argv[4], atoll(argv[5]), atoi(argv[6]), 0);
 	if (!strcmp(what, "push") && argc == 7) return moved(argv[4], atoll(argv[5]), atoi(argv[6]), 1);
-	if (!strcmp(what, "stall") && argc == 7) return stall(argv[4], atoll(argv[5]), atoi(argv[6]));
+	if (!strcmp(what, "stall") && argc == 6) return stall(argv[4], atoll(argv[5]));
 	if (!strcmp(what, "hold") && argc == 6) return hold(atoi(argv[5]));
 	if (!strcmp(what, "slow") && argc == 7) return slow(atoi(argv[5]), atoi(argv[6]));
 	if (!strcmp(what, "first") && argc > 6) return first(argv + 6, argv[5]);

@@ -1,4 +1,4 @@
-"""Owns where the benchmark happens: two namespaces without an uplink, the load's own internet, cores; measures nothing."""
+"""Owns where the benchmark happens: two namespaces without an uplink, the load's internet, cores; measures nothing."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Owns the comparison: every case through ours and the peers, a column each, printed and written to the docs.
 
-`python -m tests.proxy.conformance [--quick]` builds what is missing, needs root, and takes about a quarter of an hour.
+`python -m tests.proxy.conformance [--quick]` builds what is missing, needs root, and takes some minutes.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import platform
 import sys
 import time
 from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Final, TextIO
 
 from tests.proxy import examples
@@ -23,7 +25,7 @@ from tests.rig import Rig
 from tests.rig.rig import ROOT
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 PAGE: Final = ROOT / "docs" / "conformance.md"
 COMMAND: Final = "python -m tests.proxy.conformance"
@@ -129,46 +131,50 @@ def _cell(result: list[str] | None) -> str:
 
 
 def _plain(text: str) -> str:
-    shown = "".join(one if one.isprintable() and one.isascii() and one not in "|*<>`" else f"\\x{ord(one):02x}" for one in text)
+    shown = "".join(
+        one if one.isprintable() and one.isascii() and one not in "|*<>`" else f"\\x{ord(one):02x}" for one in text
+    )
     return shown if len(shown) <= 100 else shown[:100] + "..."
+
+
+_ABOUT: Final = (
+    "Every case goes over raw sockets through a real process in namespaces without an uplink, with a listener alive",
+    "at every address that must not be reached. For ours, *ok* means the very status, and that nothing went further",
+    "than the rule lets it: no question to the resolver, no connection, no byte. For the others it means only that",
+    "a case that must be refused was refused somehow and in time, with no question, connection or byte beyond it,",
+    "and that one that must be served was.",
+    "",
+    "Each is set up as its documentation tells a careful operator, with the same allow list: smokescreen (v0.1.0)",
+    "by an enforcing ACL and its own address checks, Squid (5.7) by `dstdomain`, ports and `dst` for ranges that",
+    "are not public, tinyproxy (1.11) by its filter and `ConnectPort`. Where one fails a case it may be by design:",
+    "none of them promises what ringfence does, smokescreen knows no ports in its list, tinyproxy no addresses.",
+)
 
 
 def page(cases: list[Case], columns: Columns) -> str:
     """Write the whole page."""
-    return "\n".join(
-        [
-            "# What the egress proxy does with each case, beside others",
-            "",
-            f"Made by `{COMMAND}` (root; Debian 12, Python {platform.python_version()}). Every case goes over raw sockets through a real"
-            " process in namespaces without an uplink, with a listener alive at every address that must not be reached.",
-            "",
-            "For ours, *ok* means the very status and that nothing went further than the rule lets it: no question to the resolver, no"
-            " connection, no byte. For the others it means only that a case that must be refused was refused somehow and in time, with no"
-            " question, connection or byte beyond it, and that one that must be served was. Each is set up as its documentation tells a"
-            " careful operator, with the same allow list: smokescreen (v0.1.0) by an enforcing ACL and its own address checks, Squid"
-            " (5.7) by `dstdomain`, ports and `dst` ACLs for non-public ranges, tinyproxy (1.11) by its filter and `ConnectPort`. Where"
-            " one fails a case it may be by design: none of them promises what ringfence does, smokescreen knows no ports in its list,"
-            " tinyproxy no addresses.",
-            "",
-            *table(cases, columns),
-            "",
-        ]
-    )
+    made = f"Made by `{COMMAND}` (root; Python {platform.python_version()})."
+    title = "# What the egress proxy does with each case, beside others"
+    return "\n".join([title, "", made, *_ABOUT, "", *table(cases, columns), ""])
+
+
+def _column(run: Callable[[Rig], dict[str, list[str] | None]]) -> dict[str, list[str] | None]:
+    with Rig() as rig, scripted(rig):
+        return run(rig)
 
 
 def main(out: TextIO = sys.stdout) -> int:
     """Run it; status 1 when ours fails a case."""
     parser = argparse.ArgumentParser(prog=COMMAND, description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="leave out what waits for deadlines, and do not write the page")
+    parser.add_argument("--quick", action="store_true", help="leave out what waits for deadlines; write no page")
     quick = parser.parse_args().quick
     build()
     cases = [case for case in load() if not (quick and case.slow)]
-    columns: Columns = {}
-    with Rig() as rig, scripted(rig):
-        for loop in LOOPS:
-            columns[f"ours ({loop})"] = ours(rig, loop, cases)
-        for peer in PEERS:
-            columns[str(peer)] = peers(rig, peer, cases)
+    # they wait more than they work, so all run side by side, each in namespaces of its own
+    with ThreadPoolExecutor() as pool:
+        waiting = {f"ours ({loop})": pool.submit(_column, partial(ours, loop=loop, cases=cases)) for loop in LOOPS}
+        waiting |= {str(peer): pool.submit(_column, partial(peers, peer=peer, cases=cases)) for peer in PEERS}
+        columns: Columns = {name: one.result() for name, one in waiting.items()}
     text = page(cases, columns)
     with contextlib.suppress(BrokenPipeError):
         out.write(text)

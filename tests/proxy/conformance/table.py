@@ -118,7 +118,7 @@ def _case(rule: str, row: dict[str, Any], *, accept: bool) -> Case:
             "connects": "any",
             **row,
         }
-    return Case(id=row["id"], rule=rule, accept=accept, row=row)
+    return Case(id=str(row["id"]), rule=rule, accept=accept, row=row)
 
 
 def _wire(row: dict[str, Any]) -> dict[str, Any]:
@@ -139,7 +139,10 @@ def _wire(row: dict[str, Any]) -> dict[str, Any]:
 
 def _dns(row: dict[str, Any]) -> dict[str, Any]:
     answer = row["answer"]
-    made = {"send": "CONNECT example.com:443 HTTP/1.1\r\nHost: example.com\r\n\r\n", "names": {"example.com": answer}}
+    made: dict[str, Any] = {
+        "send": "CONNECT example.com:443 HTTP/1.1\r\nHost: example.com\r\n\r\n",
+        "names": {"example.com": answer},
+    }
     made |= {
         "id": f"an answer: {row['id']}",
         "status": row["status"],

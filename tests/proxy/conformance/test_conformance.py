@@ -1,4 +1,4 @@
-"""Every rule of the proxy, accepting and refusing, on both loops: the very status, code and layer, and how far it got."""
+"""Every rule of the proxy, accepting and refusing, on both loops: status, code, layer, and how far it got."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from socket import gethostname
-from typing import TYPE_CHECKING, Final, assert_never
+from typing import TYPE_CHECKING, Final, Self, assert_never
 
 from tests.proxy.examples import WIRE_ALLOW, policy
 from tests.proxy.peers import parts
@@ -231,7 +231,7 @@ class Running:
             self.process.stdin.write(program.feed)
             self.process.stdin.flush()
 
-    def __enter__(self) -> Running:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

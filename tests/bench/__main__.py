@@ -1,0 +1,36 @@
+"""Runs the benchmarks: `python -m tests.bench [policy|proxy ...] [--quick]`; status 1 when a bound is not kept."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+NAMES = ("policy", "proxy")
+
+
+def main() -> int:
+    """Run those that are named, or all."""
+    parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"{' or '.join(NAMES)}; all when none is named")
+    parser.add_argument(
+        "--quick", action="store_true", help="fewer and shorter rounds, nothing written, nothing judged"
+    )
+    options = parser.parse_args()
+    if unknown := sorted(set(options.names) - set(NAMES)):
+        parser.error(f"no such benchmark: {unknown[0]}")
+    chosen = options.names or NAMES
+    failed = 0
+    if "policy" in chosen:
+        # each needs what the other does not
+        from tests.bench import policy  # noqa: PLC0415
+
+        failed |= policy.main()
+    if "proxy" in chosen:
+        from tests.bench.proxy import __main__ as proxy  # noqa: PLC0415
+
+        failed |= proxy.main(quick=options.quick)
+    return failed
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,38 @@
+"""Runs the proxy's benchmark, prints its page and, when it is a full one, writes it: `python -m tests.bench proxy`."""
+
+from __future__ import annotations
+
+import sys
+from typing import Final
+
+from tests.bench.proxy import report
+from tests.bench.proxy.measures import FULL, QUICK, Bench
+from tests.bench.proxy.scene import opened
+from tests.proxy.harness import LOOPS
+from tests.proxy.peers.peers import Peer, build
+from tests.rig.rig import ROOT
+
+PAGE: Final = ROOT / "docs" / "benchmarks.md"
+
+
+def main(*, quick: bool = False) -> int:
+    """Measure and tell; status 1 when a target is not reached (a quick run tells and judges nothing)."""
+    build()
+    peers = [peer for peer in Peer if peer is not Peer.UVLOOP or "uvloop" in LOOPS]
+    with opened() as scene:
+        samples = Bench(scene, peers, QUICK if quick else FULL, _say).run()
+    text = report.page(samples, peers, report.COMMAND + (" --quick" if quick else ""))
+    sys.stdout.write(text)
+    if quick:
+        return 0
+    PAGE.write_text(text)
+    values = ((target, target.ratio(samples)) for target in report.targets())
+    return int(any(value is not None and not target.reached(value) for target, value in values))
+
+
+def _say(what: str) -> None:
+    sys.stderr.write(f"{what}\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main(quick="--quick" in sys.argv[1:]))
