@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from reconciler.commands import audit, guard, job, policy, probe, reason, status
+from reconciler.commands import audit, effective, guard, init, job, policy, probe, reason, status
 from reconciler.commands.console import Code, complain
 
 # typer exports one kind of usage error; what it is a kind of catches all of them.
@@ -25,7 +25,9 @@ def application() -> typer.Typer:
     )
     app.command("check")(policy.check)
     app.command("plan")(policy.plan)
-    app.command("effective")(policy.effective)
+    app.command("effective")(effective.effective)
+    app.command("explain")(effective.explain)
+    app.command("init")(init.init)
     app.command("probe")(probe.probe)
     app.command("reap")(probe.reap)
     app.command("run")(job.run)
@@ -54,7 +56,7 @@ def application() -> typer.Typer:
 def main() -> None:
     """Run one command; usage errors exit 64, so that no other status means two things."""
     try:
-        status_code = application()(standalone_mode=False)
+        status_code = application()(prog_name="ringfence", standalone_mode=False)
     except UsageError as error:
         context = getattr(error, "ctx", None)
         hint = f"\nTry '{context.command_path} --help'." if context is not None else ""

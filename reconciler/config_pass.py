@@ -188,7 +188,8 @@ def evaluate(
 async def apply(evaluated: Evaluated, journal: Journal, file: StateFile) -> InForce:
     """Make one pass true: first its audit rows, then the state. The caller then tells live proxies.
 
-    Cut off between the two, or between two batches of rows, the next pass finds the old state, decides the same again and writes the same rows again.
+    Cut off between the two, or between two batches of rows, the next pass finds the old state, decides the same again
+    and writes the same rows again.
 
     Raises:
         JournalFailed: not every row was written, and nothing changed.

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from reconciler.core.audit import Event, EventName, canonical
+from reconciler.core.plan import grant_text
 from reconciler.core.trust import Trust, weakenings
 from reconciler.snapshot import NotSettled, Snapshot
 
@@ -134,7 +135,7 @@ def _admitted(
                 "ticket": statement.ticket,
                 "expires": _time(statement.expires),
                 "keys": sorted(admission.key for admission in new),
-                "grants": [f"{grant.document}#{grant.field} {grant.action} {grant.item}" for grant in statement.grants],
+                "grants": [grant_text(grant) for grant in statement.grants],
                 "commit": commit,
             },
         )

@@ -55,12 +55,14 @@ def owners_of(user: str) -> frozenset[int] | Unsafe:
     return frozenset({0, uid})
 
 
-def trusted(name: str, facts: os.stat_result, owners: frozenset[int]) -> Unsafe | None:
-    """Say why a file or directory could be changed by somebody who is not in `owners`.
+def trusted(name: str, facts: os.stat_result, owners: frozenset[int] | None) -> Unsafe | None:
+    """Say why a file or directory could be changed by somebody who is not in `owners`; None trusts everybody.
 
     A directory that is root's and sticky (/tmp) lets nobody rename or remove what is not theirs, so what lies in it
     is judged by its own owner.
     """
+    if owners is None:
+        return None
     if facts.st_uid not in owners:
         allowed = " or ".join(str(uid) for uid in sorted(owners))
         return Unsafe("unsafe_owner", f"{name} is owned by uid {facts.st_uid}, not {allowed}: chown it")
@@ -71,7 +73,7 @@ def trusted(name: str, facts: os.stat_result, owners: frozenset[int]) -> Unsafe 
     return Unsafe("unsafe_mode", f"{name} can be written by its group or by others: chmod go-w {name}")
 
 
-def open_directory(root: str | os.PathLike[str], owners: frozenset[int]) -> Opened | Unsafe:
+def open_directory(root: str | os.PathLike[str], owners: frozenset[int] | None) -> Opened | Unsafe:
     """Walk to `root` from `/`, one component at a time, and check the owner and mode of each, links included.
 
     Symbolic links are followed (git-sync's layout), but only those that a trusted owner made.

@@ -23,7 +23,7 @@ class Repository:
     common: Path
 
     @classmethod
-    def find(cls, root: str, owners: frozenset[int]) -> Self | None:
+    def find(cls, root: str, owners: frozenset[int] | None) -> Self | None:
         """Find the git directory of the work tree that `root` (a path without links) is, or lies in.
 
         A `.git` that is a file (a linked work tree, which is what git-sync makes) is followed to where it points.
@@ -34,7 +34,7 @@ class Repository:
                 facts = dot.lstat()
             except OSError:
                 continue
-            if facts.st_uid not in owners:
+            if owners is not None and facts.st_uid not in owners:
                 return None
             if stat.S_ISDIR(facts.st_mode):
                 return cls(dot, dot)

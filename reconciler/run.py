@@ -16,6 +16,7 @@ from reconciler.backends.base import ExitCode, LaunchRefused
 from reconciler.core.audit import EventName
 from reconciler.core.job import RefusalCode, Refused, State
 from reconciler.core.result import MESSAGES, BackendUsed, Output, Refusal, Result, ResultCode, Times
+from reconciler.isolation import LastIsolations, told
 from reconciler.journal import JournalFailed
 from reconciler.live import Live, forget
 from reconciler.prepare import LAUNCH_BUDGET, ProxySettings, expiry, launch_of, read_secrets, resolvers_of
@@ -218,7 +219,7 @@ class Run:
         removed = await self._following.catch_up(sandbox, self._proxy)
         if removed is not None:
             self._stop.ask(removed)
-        refused = self._refused_by_stop() or await self._witness()
+        refused = self._refused_by_stop() or await self._witness(told(self.backend.name, sandbox.isolation))
         if refused is not None:
             await self._refuse(refused)
             return
@@ -229,14 +230,21 @@ class Run:
         await sandbox.start()
         await self._report(await self._attend(sandbox, live, attendance))
 
-    async def _witness(self) -> Refused | None:
-        """Write the row that the command waits for: it carries the proof."""
+    async def _witness(self, isolation: str) -> Refused | None:
+        """Write the rows that the command waits for: that it is isolated otherwise than last time, and the proof."""
+        isolations = LastIsolations(self._shell.host.state)
+        before = isolations.of(self.agent)
         result = self._result.to_json()
         detail = {"gate": result["gate"], "backend": result["backend"]}
         try:
+            if before not in (None, isolation):
+                message = f"agents/{self.agent} is isolated by {isolation}, and its last run was by {before}"
+                changed = {"before": before, "after": isolation}
+                await self._trail.add(EventName.ISOLATION_CHANGED, "changed", message=message, detail=changed)
             await self._trail.add(EventName.LAUNCH, "launched", message="the gate proved the fence", detail=detail)
         except JournalFailed as error:
             return Refused(RefusalCode.AUDIT_FAILED, str(error))
+        isolations.note(self.agent, isolation)
         return None
 
     async def _attend(self, sandbox: Sandbox, live: Live, attendance: Attendance) -> _Outcome:

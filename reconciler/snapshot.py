@@ -108,7 +108,7 @@ def digest_of(files: Mapping[str, bytes]) -> str:
 def take(
     root: str | os.PathLike[str],
     *,
-    owner: str,
+    owner: str | None,
     bounds: Bounds,
     deadline: float,
     layout: Layout = POLICY,
@@ -121,12 +121,13 @@ def take(
     Args:
         root: the directory; it, its parents and its files must be owned by root or `owner` and not be writable by
             anybody else. It may be a symbolic link.
-        owner: a user's name or uid.
+        owner: a user's name or uid. None asks nobody who could change it: for a developer's checkout, of which
+            problems and plans are told; never for what is in force or what it is compared with.
         bounds: most files, and most bytes of one.
         deadline: seconds after which a directory that never rests is given up.
         layout: which names are ours.
     """
-    owners = owners_of(owner)
+    owners = None if owner is None else owners_of(owner)
     if isinstance(owners, Unsafe):
         return NotSettled(owners.code, owners.message)
     until = time.monotonic() + deadline
@@ -158,7 +159,7 @@ class _Reader:
     """One attempt at one snapshot of one open directory."""
 
     def __init__(
-        self, opened: Opened, owners: frozenset[int], bounds: Bounds, layout: Layout, stack: ExitStack
+        self, opened: Opened, owners: frozenset[int] | None, bounds: Bounds, layout: Layout, stack: ExitStack
     ) -> None:
         self._opened = opened
         self._owners = owners

@@ -28,7 +28,7 @@ def test_the_policy_has_no_problems_and_nothing_in_it_is_ignored() -> None:
     wanted = desired(files())
     assert wanted.problems == ()
     assert wanted.ignored == ()
-    assert sorted(wanted.documents) == ["agents/helper", "egress/org", "platform"]
+    assert sorted(wanted.documents) == ["agents/helper", "agents/reporter", "agents/reviewer", "egress/org", "platform"]
 
 
 def test_its_statement_covers_every_weakening_and_nothing_more() -> None:

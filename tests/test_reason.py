@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import os
 import subprocess
 import time
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 NOW = datetime(2026, 6, 1, 12, 0, tzinfo=UTC)
+OPENSSL = "/usr/bin/openssl"
 STATEMENT = b"version: 1\nkind: signed-reason\nid: CHG-1.1\n"
 
 
@@ -469,3 +471,45 @@ def test_what_was_verified_is_not_verified_again(keys: dict[str, Key], trust: Tr
     verifier.forget(frozenset())
     verifier.verify(STATEMENT, signature, trust, at=NOW)
     assert count.read_text() == "x\nx\n"
+
+
+# A security key in software: what ssh-keygen alone lets pass
+
+
+def _security_key(directory: Path) -> tuple[Path, bytes]:
+    """Make an Ed25519 key, and the blob that a security key of that public half would have."""
+    private = directory / "sk.pem"
+    subprocess.run([OPENSSL, "genpkey", "-algorithm", "ed25519", "-out", str(private)], check=True, timeout=10)
+    command = [OPENSSL, "pkey", "-in", str(private), "-pubout", "-outform", "DER"]
+    public = subprocess.run(command, check=True, capture_output=True, timeout=10).stdout[-32:]
+    return private, string(KeyType.SK_ED25519.encode()) + string(public) + string(b"ssh:")
+
+
+def _touched(private: Path, blob: bytes, flags: int) -> bytes:
+    """Sign STATEMENT as such a key does (PROTOCOL.u2f and PROTOCOL.sshsig of OpenSSH)."""
+    body = string(NAMESPACE.encode()) + string(b"") + string(b"sha512")
+    signed = b"SSHSIG" + body + string(hashlib.sha512(STATEMENT).digest())
+    counter = (7).to_bytes(4)
+    data = private.with_suffix(".data")
+    data.write_bytes(hashlib.sha256(b"ssh:").digest() + bytes([flags]) + counter + hashlib.sha256(signed).digest())
+    command = [OPENSSL, "pkeyutl", "-sign", "-rawin", "-inkey", str(private), "-in", str(data)]
+    raw = subprocess.run(command, check=True, capture_output=True, timeout=10).stdout
+    inner = string(KeyType.SK_ED25519.encode()) + string(raw) + bytes([flags]) + counter
+    return armored(b"SSHSIG" + (1).to_bytes(4) + string(blob) + body + string(inner))
+
+
+@pytest.mark.parametrize(("flags", "code"), [(0x01, None), (0x05, None), (0x00, "not_touched"), (0x04, "not_touched")])
+def test_a_good_signature_of_a_security_key_counts_only_with_a_touch(
+    flags: int, code: str | None, tmp_path: Path
+) -> None:
+    private, blob = _security_key(tmp_path)
+    signature = _touched(private, blob, flags)
+    signer = f'alice namespaces="{NAMESPACE}" {KeyType.SK_ED25519.value} {base64.b64encode(blob).decode()}\n'
+    trust = trusted(trust_directory(tmp_path / "trust", signer))
+    (tmp_path / "signature").write_bytes(signature)
+    command = ["/usr/bin/ssh-keygen", "-Y", "verify", "-n", NAMESPACE, "-I", "alice"]
+    command += ["-f", str(tmp_path / "trust" / "allowed_signers"), "-s", str(tmp_path / "signature")]
+    alone = subprocess.run(command, input=STATEMENT, capture_output=True, check=False, timeout=10)
+    assert alone.returncode == 0, "ssh-keygen alone lets it pass, touched or not"
+    found = verify(STATEMENT, signature, trust)
+    assert (found.code if isinstance(found, ReasonRefused) else None) == code

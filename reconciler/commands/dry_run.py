@@ -8,7 +8,7 @@ from typing import Any
 from reconciler.backends.base import Planned
 from reconciler.clock import SystemClock
 from reconciler.commands.console import Code, complain, say, say_json
-from reconciler.commands.policy import effective_lines, stored
+from reconciler.commands.effective import effective_lines, stored
 from reconciler.commands.status import read_status
 from reconciler.core import request
 from reconciler.core.choose import Available, Chosen, Missing, Probe, choose

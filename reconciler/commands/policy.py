@@ -1,15 +1,18 @@
-"""Owns `ringfence check`, `plan` and `effective`: what a policy directory says, and what it would change here."""
+"""Owns `ringfence check` and `plan`: what a policy directory says, and what it would change here."""
 
 from __future__ import annotations
 
 import dataclasses
+import json as json_module
 import os
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from proxy.record import Record
 from reconciler.clock import SystemClock
 from reconciler.commands.console import (
     HOST_CONFIG,
@@ -23,20 +26,22 @@ from reconciler.commands.console import (
     say,
     say_json,
 )
-from reconciler.config_pass import SETTLE_S, Evaluated, evaluate, trust_of
+from reconciler.commands.effective import stored
+from reconciler.config_pass import SETTLE_S, Evaluated, evaluate, snapshot_of, trust_of
 from reconciler.core import load
+from reconciler.core.memory import canonical_json as dump
 from reconciler.core.plan import ExitCode, Plan, emit_reason
 from reconciler.core.plan import plan as plan_of
-from reconciler.core.policy import Effective, in_force
+from reconciler.core.replay import replay
+from reconciler.core.trust import Trust, TrustBroken, read_trust_files
 from reconciler.core.validate import desired
-from reconciler.host import Host
+from reconciler.host import Host, parse_host
 from reconciler.reason import Verifier
+from reconciler.revision import at_revision
 from reconciler.snapshot import Bounds, NotSettled, Snapshot, take
-from reconciler.state import State, StateBroken, StateFile
+from reconciler.state import State, StateFile
 
 REASON_LASTS = timedelta(days=90)
-_REVISION = 19
-"""Characters of a digest that people are shown."""
 
 
 def check(
@@ -44,7 +49,7 @@ def check(
     json: Json = False,
 ) -> None:
     """List every problem of a policy directory; needs no host and no rights. For pre-commit and CI."""
-    snapshot = _snapshot(directory, load.Bounds().bytes)
+    snapshot = _checkout(directory, load.Bounds().bytes)
     wanted = desired(snapshot.files)
     if json:
         say_json({"problems": [dataclasses.asdict(one) for one in wanted.problems], "ignored": list(wanted.ignored)})
@@ -64,7 +69,18 @@ def plan(
     host_config: HostConfig = HOST_CONFIG,
     against: Annotated[
         str | None,
-        typer.Option(metavar="in-force|floor|DIR", help="What to compare with; else in-force where it is readable."),
+        typer.Option(
+            metavar="in-force|floor|DIR|REV", help="What to compare with; else in-force where it is readable, or floor."
+        ),
+    ] = None,
+    trust: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="allowed_signers to go by, with --as-host; `revoked` beside it.")
+    ] = None,
+    as_host: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Plan for the host of this name, without its host.yaml: for CI.")
+    ] = None,
+    without_signer: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Show what lapses when this signer's keys are revoked.")
     ] = None,
     emit: Annotated[
         Path | None, typer.Option("--emit-reason", metavar="FILE", help="Write the statement that is missing.")
@@ -77,17 +93,26 @@ def plan(
 
     Exits 0 nothing to do, 2 changes, 3 weakenings that nobody signed, 1 problems. Changes nothing.
     """
-    host = host_settings(host_config)
-    evaluated = _evaluate(host, directory or host.policy, _base(host, against))
+    if (trust is None) != (as_host is None):
+        raise typer.BadParameter("goes with --as-host NAME, and the other way round", param_hint="--trust FILE")
+    there = _There.of_host(host_settings(host_config)) if as_host is None else _There.named(as_host, trust)
+    snapshot = there.snapshot(directory)
+    base = _base(there, against, directory)
+    evaluated = there.evaluate(snapshot, base)
+    if without_signer is not None:
+        evaluated = _without(there, snapshot, evaluated, without_signer)
     found = _plan(evaluated)
+    replayed = replay(past_decisions(there.host), evaluated.in_force)
     if json:
-        say_json(found.to_json())
+        say_json({**found.to_json(), "replayed": [dataclasses.asdict(one) for one in replayed]})
     else:
         for line in found.lines():
             say(line)
         _show_refused(evaluated)
-    if found.exit_code is ExitCode.UNSIGNED:
-        statement = _statement(host, found, emit, ticket=ticket, reason=reason)
+        for one in replayed:
+            say(f"replayed {one}")
+    if found.exit_code is ExitCode.UNSIGNED and without_signer is None:
+        statement = _statement(there.host, found, emit, ticket=ticket, reason=reason)
         if emit is not None:
             emit.write_text(statement, "utf-8")
             complain(f"wrote {emit}: say why in it, then `ringfence reason sign {emit} --key KEY`")
@@ -96,103 +121,96 @@ def plan(
     leave(found.exit_code)
 
 
-def effective(
-    agent: Annotated[str, typer.Argument(help="The agent.")],
-    host_config: HostConfig = HOST_CONFIG,
-    json: Json = False,
-) -> None:
-    """Show what is in force for one agent on this host: its lists, the organisation's layers, limits, reasons."""
-    host = host_settings(host_config)
-    state = stored(host)
-    if state.memory.in_force is None:
-        complain("no policy was ever accepted on this host: every job is refused")
-        leave(Code.PROBLEMS)
-    held = in_force(state.memory.in_force, revision=state.revision, generation=state.generation)
-    one = held.agents.get(agent)
-    if one is None:
-        known = ", ".join(sorted(held.agents)) or "none"
-        complain(f"no agent {agent!r} is in force: its jobs are refused; agents in force: {known}")
-        leave(Code.PROBLEMS)
-    if json:
-        say_json({"revision": held.revision, "enabled": held.platform.enabled, **_effective_json(one)})
-        return
-    say(f"agents/{agent}, revision {held.revision}, sandboxes are {'on' if held.platform.enabled else 'off'}")
-    for line in effective_lines(one):
-        say(line)
+@dataclasses.dataclass(frozen=True, slots=True)
+class _There:
+    """The host that is planned for, who may sign there, and whether it is this one: only then has it a state."""
+
+    host: Host
+    trust: Trust | TrustBroken
+    here: bool
+
+    @classmethod
+    def of_host(cls, host: Host) -> _There:
+        """This host, as its settings say."""
+        return cls(host, trust_of(host), here=True)
+
+    @classmethod
+    def named(cls, name: str, signers: Path | None) -> _There:
+        """Another host, by its name and the signers that it trusts."""
+        settings = f"version: 1\nkind: host\nname: {dump(name)}\n"
+        host = parse_host("--as-host", settings.encode())
+        if isinstance(host, tuple):
+            leave_with_problems(host)
+        revoked = None if signers is None else signers.with_name("revoked")
+        found = read_trust_files(
+            str(signers),
+            _read(signers),
+            str(revoked),
+            b"" if revoked is None or not revoked.exists() else _read(revoked),
+        )
+        return cls(host, found, here=False)
+
+    def snapshot(self, directory: Path | None) -> Snapshot:
+        """Read what is planned: the host's own directory as strictly as the daemon does, a checkout as it is."""
+        if directory is None:
+            if not self.here:
+                raise typer.BadParameter("is needed with --as-host", param_hint="DIR")
+            return _settled(self.host.policy, snapshot_of(self.host))
+        return _checkout(directory, self.host.max_bytes)
+
+    def evaluate(self, snapshot: Snapshot, base: State) -> Evaluated:
+        """Work out a pass of that host."""
+        now = SystemClock(base.last_seen).now()
+        return evaluate(snapshot, self.trust, base, now=now, host=self.host, verifier=Verifier())
 
 
-def effective_lines(one: Effective) -> list[str]:
-    """What is in force for one agent, for people; the dry run of a job prints the same."""
-    agent, limits = one.agent, one.agent.limits
-    lines = [
-        f"  image {agent.image}, isolation at least {agent.minimum_isolation}, uid {agent.user} inside",
-        f"  allow {_list(agent.allow)}",
-        f"  deny  {_list(agent.deny)}",
-    ]
-    for layer in one.layers:
-        default = "everything public" if layer.default_allow else "nothing"
-        lines.append(f"  and egress/{layer.name}: {default}, allow {_list(layer.allow)}, deny {_list(layer.deny)}")
-        if layer.deny_ranges:
-            lines.append(f"      never an address in {', '.join(layer.deny_ranges)}")
-    lines += [
-        f"  submitters {_list(agent.submitters)}; variables {_list(agent.env_allow)}; secrets {_list(agent.secrets)}",
-        f"  limits {', '.join(f'{name} {value}' for name, value in dataclasses.asdict(limits).items())}",
-        f"  signed reasons in use: {_list(one.reasons)}",
-    ]
-    if one.blocked:
-        lines.append(f"  does not launch: no value is in force for {', '.join(one.blocked)}")
-    return lines
+def past_decisions(host: Host) -> Iterator[tuple[str, Record]]:
+    """Read the decisions of past runs that this user may read: agent and record."""
+    for result in sorted((host.spool / "done").glob("*/*/result.json")):
+        try:
+            agent = json_module.loads(result.read_bytes()).get("agent")
+            lines = result.with_name("decisions.jsonl").read_bytes().splitlines()
+        except (OSError, ValueError, AttributeError):
+            continue
+        for line in lines:
+            try:
+                record = Record.parse(json_module.loads(line))
+            except ValueError:
+                continue
+            if record is not None and isinstance(agent, str):
+                yield agent, record
 
 
-def _list(items: object) -> str:
-    return ", ".join(str(item) for item in items) or "none"  # type: ignore[attr-defined]  # any iterable
+def _without(there: _There, snapshot: Snapshot, now: Evaluated, signer: str) -> Evaluated:
+    """Plan what follows when a signer's keys are revoked, over what would be in force."""
+    if not isinstance(there.trust, Trust):
+        leave_with_problems(there.trust.problems)
+    keys = {one.key.fingerprint for one in there.trust.signers if one.principal == signer}
+    if not keys:
+        known = ", ".join(sorted({one.principal for one in there.trust.signers})) or "nobody"
+        raise typer.BadParameter(f"is no signer here; signers are {known}", param_hint="--without-signer")
+    trust = dataclasses.replace(there.trust, revoked_keys=there.trust.revoked_keys | keys)
+    return dataclasses.replace(there, trust=trust).evaluate(snapshot, now.state)
 
 
-def _effective_json(one: Effective) -> dict[str, object]:
-    agent = one.agent
-    return {
-        "agent": agent.name,
-        "image": agent.image,
-        "minimum_isolation": agent.minimum_isolation.value,
-        "user": agent.user,
-        "allow": [str(entry) for entry in agent.allow],
-        "deny": [str(entry) for entry in agent.deny],
-        "layers": [
-            {
-                "document": f"egress/{layer.name}",
-                "default": "allow" if layer.default_allow else "deny",
-                "allow": [str(entry) for entry in layer.allow],
-                "deny": [str(entry) for entry in layer.deny],
-                "deny_ranges": list(layer.deny_ranges),
-            }
-            for layer in one.layers
-        ],
-        "submitters": list(agent.submitters),
-        "env": list(agent.env_allow),
-        "secrets": sorted(agent.secrets),
-        "limits": dataclasses.asdict(agent.limits),
-        "blocked": list(one.blocked),
-        "reasons": list(one.reasons),
-    }
+def _checkout(directory: Path, size: int) -> Snapshot:
+    """Read a directory of which only is told: whose it is and who else could write to it decides nothing here."""
+    bounds = Bounds(files=20_000, bytes=size)
+    return _settled(directory, take(directory, owner=None, bounds=bounds, deadline=SETTLE_S))
 
 
-def _snapshot(directory: Path, size: int) -> Snapshot:
-    snapshot = take(directory, owner=str(os.geteuid()), bounds=Bounds(files=20_000, bytes=size), deadline=SETTLE_S)
+def _settled(directory: Path, snapshot: Snapshot | NotSettled) -> Snapshot:
     if isinstance(snapshot, NotSettled):
         complain(f"{directory}: {snapshot.message}")
         leave(Code.PROBLEMS)
     return snapshot
 
 
-def _evaluate(host: Host, directory: Path, base: State) -> Evaluated:
-    return evaluate(
-        _snapshot(directory, host.max_bytes),
-        trust_of(host),
-        base,
-        now=SystemClock(base.last_seen).now(),
-        host=host,
-        verifier=Verifier(),
-    )
+def _read(path: Path | None) -> bytes | None:
+    try:
+        return None if path is None else path.read_bytes()
+    except OSError:
+        return None
 
 
 def _plan(evaluated: Evaluated) -> Plan:
@@ -200,27 +218,28 @@ def _plan(evaluated: Evaluated) -> Plan:
     return dataclasses.replace(found, problems=evaluated.problems, alarm=evaluated.alarm)
 
 
-def _base(host: Host, against: str | None) -> State:
-    """What the plan compares with."""
+def _base(there: _There, against: str | None, directory: Path | None) -> State:
+    """What the plan compares with: a state, or what would be in force with another directory or revision."""
     match against:
         case "floor":
             return State()
         case "in-force":
-            return stored(host)
+            if not there.here:
+                raise typer.BadParameter("is not known of another host", param_hint="--against in-force")
+            return stored(there.host)
         case None:
-            readable = os.access(StateFile(host.state).path, os.R_OK)
-            return stored(host) if readable else State()
-        case directory:
-            return _evaluate(host, Path(directory), State()).state
-
-
-def stored(host: Host) -> State:
-    """What the daemon of this host remembers; ends the command when that cannot be read."""
-    state = StateFile(host.state).load()
-    if isinstance(state, StateBroken):
-        complain(f"what is in force cannot be read (are you root?): {state.message}")
-        leave(Code.PROBLEMS)
-    return state
+            readable = there.here and os.access(StateFile(there.host.state).path, os.R_OK)
+            return stored(there.host) if readable else State()
+        case _ if Path(against).is_dir():
+            return there.evaluate(_checkout(Path(against), there.host.max_bytes), State()).state
+        case revision:
+            where = directory or there.host.policy
+            bounds = Bounds(files=there.host.max_files, bytes=there.host.max_bytes)
+            snapshot = at_revision(where, revision, bounds=bounds)
+            if isinstance(snapshot, NotSettled):
+                complain(f"--against: {revision} is no directory, and {snapshot.message}")
+                leave(Code.PROBLEMS)
+            return there.evaluate(snapshot, State()).state
 
 
 def _statement(host: Host, found: Plan, emit: Path | None, *, ticket: str | None, reason: str) -> str:

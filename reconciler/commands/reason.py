@@ -23,9 +23,10 @@ from reconciler.commands.console import (
 from reconciler.commands.policy import REASON_LASTS
 from reconciler.config_pass import trust_of
 from reconciler.core.load import Problem
+from reconciler.core.plan import grant_text
 from reconciler.core.statement import ReasonRefused, Terms
 from reconciler.core.statement import read as read_statement
-from reconciler.core.trust import PRINCIPAL, TrustBroken
+from reconciler.core.trust import NAMESPACE, PRINCIPAL, TrustBroken
 from reconciler.reason import Verifier
 from reconciler.reason import sign as sign_statement
 
@@ -45,6 +46,17 @@ grants:
   # - {{document: agents/helper, field: /limits/memory, value: 1GiB}}
   # - {{document: egress/org, field: /deny, remove: files.vendor.com}}
 """
+
+
+def first_statement(host: str, expires: str) -> str:
+    """The statement that switches a new host on."""
+    head = _NEW.format(
+        ticket="FIRST-1",
+        audience=host,
+        expires=expires,
+        reason="sandboxes are switched on for this host",
+    )
+    return head[: head.index("  # one line")] + "  - {document: platform, field: /enabled, value: true}\n"
 
 
 def new(
@@ -84,8 +96,38 @@ def sign(
         leave(Code.PROBLEMS)
     say(f"{read.id} licenses, on {', '.join(read.audience)}:")
     for grant in read.grants:
-        say(f"  {grant.document} {grant.field} {grant.action}: {grant.item}")
+        say(f"  {grant_text(grant)}")
     say(f"signed as {name} in {out}")
+
+
+def mending(code: str, statement: Path, trust: Path) -> str | None:
+    """Give the command that mends a refusal; None where only waiting or asking helps, as its message says."""
+    sign_again = f"ringfence reason sign {statement} --key KEY --signer NAME"
+    new_id = f"edit the id of {statement}, then {sign_again}"
+    match code:
+        case "crlf":
+            return f"echo 'reasons/* -text' >> .gitattributes; sed -i 's/\\r$//' {statement}; {sign_again}"
+        case "unknown_key" | "not_permitted" | "signer_expired" | "certificate" | "key_type":
+            line = f'"NAME namespaces=\\"{NAMESPACE}\\" $(cut -d\' \' -f1,2 KEY.pub)"'
+            return f"as root: echo {line} >> {trust / 'allowed_signers'}, or another signer: {sign_again}"
+        case "key_revoked":
+            return f"another signer: {sign_again}"
+        case "expired" | "id_revoked" | "duplicate_id":
+            return new_id
+        case "no_end" | "too_long" | "ticket" | "bad_statement" | "statement_too_large":
+            return f"edit {statement}, then {sign_again}"
+        case "no_statement":
+            return "git rm the signature, or give it the name of its statement"
+        case "verifier_missing":
+            return "apt-get install openssh-client"
+        case "not_touched":
+            return f"touch the key when it blinks: {sign_again}"
+        case "trust_broken":
+            return f"ringfenced --check, then edit {trust / 'allowed_signers'} or {trust / 'revoked'} as it says"
+        case "timeout" | "verifier_failed" | "signer_not_yet_valid" | "other_host":
+            return None
+        case _:
+            return sign_again
 
 
 def verify(statement: Statement, host_config: HostConfig = HOST_CONFIG) -> None:
@@ -106,6 +148,8 @@ def verify(statement: Statement, host_config: HostConfig = HOST_CONFIG) -> None:
     )
     for refusal in found.refused:
         complain(f"{refusal}")
+        if (command := mending(refusal.code, statement, host.trust)) is not None:
+            complain(f"  mend it: {command}")
     for file in found.elsewhere:
         complain(f"{file}: [other_host] is for other hosts, not for {host.name}")
     for one in found.admitted:
@@ -113,7 +157,7 @@ def verify(statement: Statement, host_config: HostConfig = HOST_CONFIG) -> None:
         for approval in one.approvals:
             say(f"  signed by {approval.signer} with {approval.key}")
         for grant in one.grants:
-            say(f"  {grant.document} {grant.field} {grant.action}: {grant.item}")
+            say(f"  {grant_text(grant)}")
     leave(Code.FINE if found.admitted and not found.refused else Code.PROBLEMS)
 
 

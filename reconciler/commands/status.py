@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import json as json_module
 import os
-from typing import Any
+import re
+import time
+from typing import Annotated, Any
+
+import typer
 
 from reconciler.commands.console import (
     HOST_CONFIG,
@@ -20,10 +24,28 @@ from reconciler.commands.console import (
 )
 from reconciler.host import Host
 
+_LOOK_AGAIN_S = 0.1
 
-def status(host_config: HostConfig = HOST_CONFIG, json: Json = False) -> None:
-    """Show what is in force, what is held, which backends there are and what runs."""
+
+def status(
+    host_config: HostConfig = HOST_CONFIG,
+    wait: Annotated[
+        str | None,
+        typer.Option(metavar="DIGEST", help="Wait until this revision is in force and every live proxy has it."),
+    ] = None,
+    timeout: Annotated[float, typer.Option(min=0, metavar="SECONDS", help="How long, for --wait.")] = 60.0,
+    json: Json = False,
+) -> None:
+    """Show what is in force, what is held, which backends there are and what runs.
+
+    With --wait exits 124 when the time is over first. `plan` prints the digest of a directory.
+    """
     host = host_settings(host_config)
+    if wait is not None and not re.fullmatch(r"(sha256:)?[0-9a-f]{12,64}", wait):
+        raise typer.BadParameter("write a digest as `plan` prints it, or its first 12 digits", param_hint="--wait")
+    if wait is not None and not _in_force(host, wait.removeprefix("sha256:"), time.monotonic() + timeout):
+        complain(f"{wait} is not in force everywhere after {timeout:g} s")
+        leave(Code.TIMEOUT)
     value = read_status(host)
     if value is None:
         complain(f"{host.status} is not there: ringfenced has not run on this host; start it")
@@ -34,6 +56,20 @@ def status(host_config: HostConfig = HOST_CONFIG, json: Json = False) -> None:
     else:
         _show(value, running=running)
     leave(Code.FINE if running else Code.PROBLEMS)
+
+
+def _in_force(host: Host, digest: str, until: float) -> bool:
+    """Wait until a revision is in force and acknowledged, or the time is over."""
+    while True:
+        value = read_status(host)
+        if value is not None and value["running"]:
+            policy = value["policy"]
+            behind = [run for run in value["runs"] if run["generation"] < policy["generation"]]
+            if (policy["revision"] or "").removeprefix("sha256:").startswith(digest) and not behind:
+                return True
+        if time.monotonic() >= until:
+            return False
+        time.sleep(_LOOK_AGAIN_S)
 
 
 def read_status(host: Host) -> dict[str, Any] | None:

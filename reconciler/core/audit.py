@@ -29,6 +29,7 @@ class EventName(StrEnum):
     REASON_LAPSED = "agent_sandbox.reason.lapsed"
     REASON_REFUSED = "agent_sandbox.reason.refused"
     TRUST_UPDATE = "agent_sandbox.trust.update"
+    ISOLATION_CHANGED = "agent_sandbox.isolation.changed"
     FENCE_DRIFT = "agent_sandbox.fence.drift"
     DAEMON_START = "agent_sandbox.daemon.start"
     DAEMON_STOP = "agent_sandbox.daemon.stop"

@@ -5,6 +5,7 @@ Nothing here is left to `pattern` or `format`: `$` lets a trailing newline pass,
 
 from __future__ import annotations
 
+import functools
 import ipaddress
 import re
 from dataclasses import dataclass
@@ -25,6 +26,9 @@ class Bad:
     message: str
     code: str = "format"
 
+
+_REMEMBERED = 8192
+"""Texts of which the value is kept: in a large estate most are written many times."""
 
 Value = str | int
 """What a text of some format means: canonical text, bytes, seconds, or Unix seconds."""
@@ -63,6 +67,7 @@ _STEERING_VARIABLES = frozenset(
 _STEERING_PREFIXES = ("LD_", "DYLD_", "PYTHON", "BASH_FUNC_", "RINGFENCE_", "GIT_CONFIG")
 
 
+@functools.lru_cache(maxsize=_REMEMBERED)
 def parse(name: str, text: str) -> Value | Bad:  # noqa: C901, PLR0912 — one arm for each format, none decides for another
     """Read `text` as the format `name`. An unknown format name raises ValueError: the schema is broken."""
     match name:

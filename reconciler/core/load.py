@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from dataclasses import dataclass, field
@@ -216,7 +217,7 @@ class _Reader:
 
     def _node(self, event: yaml.NodeEvent) -> bool:
         mark = event.start_mark
-        at = (mark.line + 1, mark.column + 1)
+        at = (1, 1) if mark is None else (mark.line + 1, mark.column + 1)
         self._nodes += 1
         if self._nodes > self._bounds.nodes:
             self._problem(at, "", f"has more than {self._bounds.nodes} nodes; split it")
@@ -326,6 +327,7 @@ def _child(parent: _Open | None) -> str:
     return join(parent.pointer, parent.key or "")
 
 
+@functools.lru_cache(maxsize=4096)
 def _typed_by_yaml_1_1(text: str) -> bool:
     """Say whether PyYAML's table of YAML 1.1 takes this plain scalar for something else than a string."""
     table = Resolver.yaml_implicit_resolvers

@@ -69,7 +69,13 @@ class Memory:
             "last_layers": {name: contents.put_all(layers) for name, layers in self.last_layers.items()},
             "in_force": in_force,
             "reasons": [
-                {"id": key[0], "ticket": key[1], "expires": key[2], "approvals": list(map(list, key[3])), "grants": these}
+                {
+                    "id": key[0],
+                    "ticket": key[1],
+                    "expires": key[2],
+                    "approvals": list(map(list, key[3])),
+                    "grants": these,
+                }
                 for key, these in _by_reason(self.grants)
             ],
             "held": self.held,

@@ -148,7 +148,8 @@ class Walk:
             case Group(fields):
                 made = {}
                 for name, child in fields.items():
-                    mine, theirs = _at(one, name, child), _at(other, name, child)
+                    mine = one[name] if name in one else floor(child)
+                    theirs = other[name] if name in other else floor(child)
                     same = mine is theirs or (mine == theirs and type(mine) is type(theirs))
                     if same and way == "tighten":
                         same = isinstance(child, Leaf) and child.rule.remembered
@@ -179,7 +180,8 @@ class Walk:
             case Group(fields):
                 found = []
                 for name, child in fields.items():
-                    one, other = _at(before, name, child), _at(after, name, child)
+                    one = before[name] if name in before else floor(child)
+                    other = after[name] if name in after else floor(child)
                     # What is the same is most, and asked for here it costs no call.
                     if one is not other and (one != other or type(one) is not type(other)):
                         found += [_below(name, difference) for difference in self.compare(child, one, other)]
@@ -309,7 +311,9 @@ def covering_at(order: Leaf | Keyed, licence: Licence, loosening: Loosening) -> 
     return tuple(
         grant
         for grant in licence.here
-        if _covers(order, grant.item, loosening.step) and usable(order, (grant,)) and grant.approved_by(loosening.approvals)
+        if _covers(order, grant.item, loosening.step)
+        and usable(order, (grant,))
+        and grant.approved_by(loosening.approvals)
     )
 
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from reconciler.core.findings import Change, Held, Step
+    from reconciler.core.grants import Grant
     from reconciler.core.load import Problem, Tree
     from reconciler.core.reconcile import Outcome
     from reconciler.core.validate import Desired
@@ -133,6 +134,11 @@ def emit_reason(
             lines.append(f"  # needs signatures of {step.approvals} people")
         lines.append(f"  - {_grant_yaml(step)}")
     return "\n".join(lines) + "\n"
+
+
+def grant_text(grant: Grant) -> str:
+    """Tell one grant for people, with its value as documents write it."""
+    return f"{grant.document} {grant.field} {grant.action}: {_value(grant.document, grant.field, grant.item)}"
 
 
 _PLAIN = re.compile(r"[A-Za-z_/][A-Za-z0-9._/-]*(?::[0-9]+)?")

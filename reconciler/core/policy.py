@@ -120,9 +120,7 @@ class InForce:
     agents: Mapping[str, Effective]
 
 
-def in_force(
-    tree: Tree, *, revision: str, generation: int, previous: tuple[Tree, InForce] | None = None
-) -> InForce:
+def in_force(tree: Tree, *, revision: str, generation: int, previous: tuple[Tree, InForce] | None = None) -> InForce:
     """Give the frozen values of the tree that `reconcile` answers. KeyError or ValueError: no such tree.
 
     `previous` is an earlier tree with what it gave: agents whose part of the tree is the same object are taken over.

@@ -84,7 +84,7 @@ def reconcile(
     `grants` are those of the statements that are present, verified and not revoked; those that expired at `now` (Unix
     seconds that never run backwards) are dropped here too. `lapsed` are revoked statement ids: with an empty directory
     the remembered grants count, and they must not revive what was revoked. Pure; the same input twice changes nothing,
-    which is why `previous`, the outcome of the pass before, can spare the work for every agent of which nothing changed:
+    which is why `previous`, the outcome of the pass before, can spare the work for each agent of which nothing changed:
     it counts only when `memory` is the very memory that it gave, and the outcome is the same as without it.
     """
     present = memory.grants if desired.empty else tuple(grants)
@@ -240,7 +240,7 @@ class _Pass:
                 self._held.add(one)
             self._used |= known.used
             return known
-        found = self._decide(name, before, own, selected, start, licence)
+        found = self._decide(name, before, wanted={"own": own, "layers": selected}, start=start, licence=licence)
         self._walk.forget()
         self._teller.forget()
         for one in found.held:
@@ -250,12 +250,10 @@ class _Pass:
             in_force = {**in_force, "reasons": sorted({*in_force["reasons"], *reasons})}
         return dataclasses.replace(found, of=of, in_force=in_force, reasons=reasons)
 
-    def _decide(
-        self, name: str, before: Tree, own: Tree, selected: Mapping[str, Tree], start: Tree, licence: Licence
-    ) -> Judged:
+    def _decide(self, name: str, before: Tree, *, wanted: Tree, start: Tree, licence: Licence) -> Judged:
         """Decide the next baseline, the last content of each layer, and what is in force (None: nothing)."""
         order, walk = self._orders.unit, self._walk
-        wanted = {"own": own, "layers": selected}
+        own, selected = wanted["own"], wanted["layers"]
         limit = walk.limit(order, start, licence, wanted)
         last = self._memory.last_layers.get(name, {})
         # A layer that went away and that no grant lifts stays as it was.
@@ -307,7 +305,7 @@ class _Pass:
         wanted: Tree,
         new: bool = False,
     ) -> tuple[Held, ...]:
-        """Note what changed (of what is `new` only what loosens: the rest is no change of anything); give what is held."""
+        """Note what changed (of what is `new` only what loosens: the rest changed nothing), and give what is held."""
         agents = () if agent is None else (agent,)
         held = []
         for one in self._walk.compare(order, in_force, wanted):

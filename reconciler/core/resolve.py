@@ -235,14 +235,19 @@ def _text(value: str, node: Node, pointer: str, into: _Into | None) -> Tree:
             raise ValueError(f"the schema's default {value!r} is not of its format {name}: {parsed.message}")
         into.problems.append(into.document.problem(pointer, parsed.message))
         return None
-    if into is not None and isinstance(parsed, int):
-        for keyword, small in (("x-minimum", True), ("x-maximum", False)):
-            bound = formats.parse(name, node[keyword]) if keyword in node else None
-            if isinstance(bound, int) and (parsed < bound if small else parsed > bound):
-                advice = (
-                    f"is too small; the least is {node[keyword]}"
-                    if small
-                    else f"is too large; the most is {node[keyword]}"
-                )
-                into.problems.append(into.document.problem(pointer, advice))
+    if into is not None and (advice := out_of_bounds(node, parsed)):
+        into.problems.append(into.document.problem(pointer, advice))
     return parsed
+
+
+def out_of_bounds(node: Node, value: Tree) -> str | None:
+    """Say why a resolved number is less or more than the leaf `node` takes; None when it is neither, or no number."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    name = node.get("x-format")
+    for keyword, small in (("minimum", True), ("maximum", False)):
+        written = node.get(keyword if name is None else f"x-{keyword}")
+        bound = written if name is None or written is None else formats.parse(name, written)
+        if isinstance(bound, int | float) and (value < bound if small else value > bound):
+            return f"is too small; the least is {written}" if small else f"is too large; the most is {written}"
+    return None

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, assert_never
 
 from reconciler.core import formats
+from reconciler.core.directions import NEVER_APPROVED
 from reconciler.core.grants import Action, Approval, Grant
 from reconciler.core.load import Bounds, load, split
 from reconciler.core.order import Keyed, Leaf, find, order_of
-from reconciler.core.resolve import canonical, resolve
+from reconciler.core.resolve import canonical, out_of_bounds, resolve
 from reconciler.core.rules import Covered
 from reconciler.core.schema import load_schema
 
@@ -161,13 +162,20 @@ def _grant(written: dict[str, Tree]) -> tuple[Action, Tree] | _Wrong:
             assert_never(order)
     if wanted is None:
         return _Wrong("/field", "needs no signed reason: every change of it applies at once; leave it out")
+    if order.approvals >= NEVER_APPROVED:
+        return _Wrong("/field", "is never loosened, whoever signs; leave it out")
     if action is not wanted:
         return _Wrong(f"/{action}", f"is not how this field loosens; write `{wanted}:` instead of `{action}:`")
     kinds = node.get("type", "string")
     if wanted is Action.VALUE and not _is(text, kinds, node):
         return _Wrong(f"/{action}", "is no value that this field can have; write one that it can")
     item = canonical(node, text)
-    return _Wrong(f"/{action}", item.message) if isinstance(item, formats.Bad) else (action, item)
+    if isinstance(item, formats.Bad):
+        return _Wrong(f"/{action}", item.message)
+    if isinstance(item, float) and item.is_integer():
+        item = int(item)
+    advice = out_of_bounds(node, item)
+    return _Wrong(f"/{action}", advice) if advice is not None else (action, item)
 
 
 def _is(value: Tree, kinds: str | list[str], node: Node) -> bool:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from reconciler.core.directions import NEVER_APPROVED, Leaf, find, order_of
 from reconciler.core.findings import Step
 from reconciler.core.grants import Action
 from reconciler.core.memory import Memory
-from reconciler.core.plan import ExitCode, Plan, emit_reason, plan
+from reconciler.core.plan import ExitCode, Plan, emit_reason, grant_text, plan
 from reconciler.core.reconcile import reconcile
+from reconciler.core.schema import load_schema
 from reconciler.core.statement import Statement, read
 from reconciler.core.validate import desired
 from tests.core.scene import ALICE, BOB, Host, agent, egress, platform, signed
@@ -181,3 +185,39 @@ def test_the_missing_statement_of_a_new_host_releases_everything(files: dict[str
     assert isinstance(found, Statement), found
     memory = first.memory if not restart else Memory()
     assert reconcile(wanted, memory, found.approved((ALICE, BOB)), now=0.0).held == ()
+
+
+@pytest.mark.parametrize(
+    ("grant", "text"),
+    [
+        (("agents/helper", "/limits/memory", "value", "1GiB"), "agents/helper /limits/memory value: 1GiB"),
+        (("agents/helper", "/limits/timeout", "value", "90s"), "agents/helper /limits/timeout value: 90s"),
+        (("platform", "/enabled", "value", True), "platform /enabled value: true"),
+        (("egress/org", "/agents", "remove", "*"), "egress/org /agents remove: *"),
+    ],
+)
+def test_a_grant_is_told_with_its_value_as_documents_write_it(grant: tuple[str, str, str, Any], text: str) -> None:
+    assert [grant_text(one) for one in signed(grant)] == [text]
+
+
+def test_a_field_that_is_never_approved_takes_no_grant(monkeypatch: pytest.MonkeyPatch) -> None:
+    order = find(order_of(load_schema("platform")), ("enabled",))
+    assert isinstance(order, Leaf)
+    never = replace(order, approvals=NEVER_APPROVED)
+    monkeypatch.setattr("reconciler.core.statement.find", lambda *_: never)
+    found = read("x.yaml", STATEMENT)
+    assert isinstance(found, tuple)
+    assert "is never loosened, whoever signs" in found[0].message
+
+
+STATEMENT = b"""\
+version: 1
+kind: signed-reason
+id: CHG-1.1
+audience: ["*"]
+expires: never
+ticket: CHG-1
+reason: needed for the tests of statements
+grants:
+  - {document: platform, field: /enabled, value: true}
+"""

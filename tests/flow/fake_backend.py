@@ -165,8 +165,9 @@ class FakeSandbox:
 
     @property
     def isolation(self) -> Isolation:
-        """None at all, by any other name."""
-        return Isolation.NAMESPACE
+        """What its probe said."""
+        found = self._backend.found
+        return found.isolation if isinstance(found, Available) else Isolation.NAMESPACE
 
     @property
     def evidence(self) -> tuple[str, ...]:

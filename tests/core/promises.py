@@ -1,0 +1,180 @@
+"""Owns the promises of the formula as checks of one pass, for tests over random histories; draws no history.
+
+The oracle is not the walker: it asks the proxy's own functions target by target, and compares plain numbers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from proxy.entry import Entry, denies, matches, parse_deny
+from reconciler.core.grants import Approval, Grant
+from tests.strategies import HOSTS
+
+if TYPE_CHECKING:
+    from reconciler.core.reconcile import Outcome
+    from reconciler.core.validate import Desired
+
+TARGETS = [(host, port) for base in HOSTS for host in (base, f"z.{base}") for port in (22, 80, 443, 5432)]
+ISOLATION = ("microvm", "gvisor", "container", "namespace")
+BACKENDS = ("firecracker", "k8s", "docker", "auto", "bubblewrap")
+FLOOR = {"cpus": 1, "memory": 512 * 2**20, "pids": 256, "timeout": 600, "output": 65536, "connections": 256}
+BOTH = (Approval("alice", "SHA256:a"), Approval("bob", "SHA256:b"))
+
+
+@dataclass
+class Seen:
+    """One pass as it was taken."""
+
+    wanted: Desired
+    before: Any
+    outcome: Outcome
+    live: list[Grant]
+    accepted: dict[str, Any]
+    """What is wanted of each document, a bad or missing one as it was last accepted."""
+
+
+def reach(allow: list[str], deny: list[str]) -> set[tuple[str, int]]:
+    """Give the targets that two lists let pass."""
+    yes = [entry for text in allow if isinstance(entry := parse_deny(text), Entry)]
+    no = [entry for text in deny if isinstance(entry := parse_deny(text), Entry)]
+    return {
+        (host, port)
+        for host, port in TARGETS
+        if any(matches(entry, host, port) for entry in yes) and not any(denies(entry, host, port) for entry in no)
+    }
+
+
+EVERYTHING = ["*.com:22", "*.com:80", "*.com:443", "*.com:5432"]
+
+
+def passes(layer: Any) -> set[tuple[str, int]]:
+    """Give the targets that one layer lets pass."""
+    return reach(EVERYTHING if layer["default"] == "allow" else layer["allow"], layer["deny"])
+
+
+def nowhere_looser_than_desired(seen: Seen) -> None:
+    """Nothing in force is looser than what is desired."""
+    platform = seen.accepted.get("platform", {})
+    force = seen.outcome.tree["platform"]
+    assert not force["enabled"] or platform["enabled"]
+    assert force["max_parallel_runs"] <= platform.get("max_parallel_runs", 4)
+    assert BACKENDS.index(force["backend"]) <= BACKENDS.index(platform.get("backend", "auto"))
+    for name, agent in seen.outcome.tree["agents"].items():
+        own, wanted = agent["own"], seen.accepted[f"agents/{name}"]
+        assert reach(own["allow"], own["deny"]) <= reach(wanted["allow"], wanted["deny"])
+        assert all(own["limits"][limit] <= wanted["limits"][limit] for limit in FLOOR)
+        assert set(own["submitters"]) <= set(wanted["submitters"])
+        assert set(own["env"]["allow"]) <= set(wanted["env"]["allow"])
+        assert ISOLATION.index(own["minimum_isolation"]) <= ISOLATION.index(wanted["minimum_isolation"])
+        for secret, value in own["secrets"].items():
+            assert value["file"] in (None, wanted["secrets"][secret]["file"])
+        for document, layer in seen.accepted.items():
+            folder, _, short = document.partition("/")
+            if folder == "egress" and {"*", name} & set(layer["agents"]):
+                assert passes(agent["layers"][short]) <= passes(layer)
+
+
+def licensed_beyond_the_floor(seen: Seen) -> None:
+    """Everything in force beyond the floor is covered by a live grant."""
+    live: dict[tuple[str, str], list[Any]] = {}
+    for grant in seen.live:
+        live.setdefault((grant.document, grant.field), []).append(grant.item)
+    platform = seen.outcome.tree["platform"]
+    assert not platform["enabled"] or True in live.get(("platform", "/enabled"), [])
+    assert platform["max_parallel_runs"] <= max([4, *live.get(("platform", "/max_parallel_runs"), [])])
+    for name, agent in seen.outcome.tree["agents"].items():
+        here = {field: items for (document, field), items in live.items() if document == f"agents/{name}"}
+        own = agent["own"]
+        assert reach(own["allow"], []) <= reach(here.get("/allow", []), [])
+        assert set(own["submitters"]) <= set(here.get("/submitters", []))
+        assert set(own["env"]["allow"]) <= set(here.get("/env/allow", []))
+        assert own["limits"]["pids"] <= max([FLOOR["pids"], *here.get("/limits/pids", [])])
+        assert own["limits"]["memory"] <= FLOOR["memory"]
+        for secret, value in own["secrets"].items():
+            blocked = f"/secrets/{secret}/file" in agent["blocked"]
+            assert blocked if value["file"] is None else value["file"] in here[f"/secrets/{secret}/file"]
+        for short, layer in agent["layers"].items():
+            assert reach(layer["allow"], []) <= reach(live.get((f"egress/{short}", "/allow"), []), [])
+            assert layer["default"] == "deny" or live.get((f"egress/{short}", "/default"))
+
+
+@dataclass
+class Tightest:
+    """What was ever tightened, on one host that was not wiped."""
+
+    pids: dict[str, int] = field(default_factory=dict)
+    denied: dict[str, set[str]] = field(default_factory=dict)
+    layers: dict[str, set[str]] = field(default_factory=dict)
+
+    def stays(self, seen: Seen) -> None:
+        """It stays unless a live grant lifts it."""
+        for document, wanted in seen.accepted.items():
+            folder, _, name = document.partition("/")
+            if folder == "agents":
+                self.pids[name] = min(self.pids.get(name, FLOOR["pids"]), wanted["limits"]["pids"])
+                self.denied.setdefault(name, set()).update(wanted["deny"])
+                self.layers.setdefault(name, set()).update(
+                    other.partition("/")[2]
+                    for other, layer in seen.accepted.items()
+                    if other.startswith("egress/") and {"*", name} & set(layer["agents"])
+                )
+        for name, agent in seen.outcome.tree["agents"].items():
+            live = [grant for grant in seen.live if grant.document == f"agents/{name}"]
+            raised = [grant.item for grant in live if grant.field == "/limits/pids"]
+            assert agent["own"]["limits"]["pids"] <= max([self.pids[name], *raised])
+            lifted = [
+                entry for grant in live if grant.field == "/deny" and isinstance(entry := parse_deny(grant.item), Entry)
+            ]
+            stopped = [entry for text in agent["own"]["deny"] if isinstance(entry := parse_deny(text), Entry)]
+            for text in self.denied[name]:
+                for host, port in reach(EVERYTHING, []) - reach(EVERYTHING, [text]):
+                    free = any(denies(entry, host, port) for entry in lifted)
+                    assert free or any(denies(entry, host, port) for entry in stopped)
+            gone = {
+                grant.document.partition("/")[2]
+                for grant in seen.live
+                if grant.field == "/agents" and grant.item in ("*", name)
+            }
+            assert self.layers[name] - gone <= set(agent["layers"])
+
+
+def each_weakening_names_a_live_grant(seen: Seen) -> None:
+    """And only weakenings do."""
+    ids = {grant.id for grant in seen.live}
+    for change in seen.outcome.changes:
+        if change.weakening:
+            assert change.grants
+            assert set(change.grants) <= ids
+            named = [grant for grant in seen.live if grant.id in change.grants]
+            assert set(change.signers) <= {approval.signer for grant in named for approval in grant.approvals}
+            assert change.signers
+            assert all(step.grants for step in change.steps)
+        else:
+            assert change.grants == ()
+
+
+def held_exactly_when_something_is(seen: Seen) -> None:
+    """Something is reported as held exactly when something was held."""
+    tree, accepted = seen.outcome.tree, seen.accepted
+    differs = False
+    for name in ("enabled", "backend", "max_parallel_runs", "require_runtime_class", "k8s"):
+        differs |= "platform" in accepted and tree["platform"][name] != accepted["platform"][name]
+    for document, wanted in accepted.items():
+        folder, _, name = document.partition("/")
+        if folder != "agents":
+            continue
+        if name not in tree["agents"]:
+            differs = True
+            continue
+        agent = tree["agents"][name]
+        selected = {
+            other.partition("/")[2]: {field: layer[field] for field in ("default", "allow", "deny", "deny_ranges")}
+            for other, layer in accepted.items()
+            if other.startswith("egress/") and {"*", name} & set(layer["agents"])
+        }
+        differs |= agent["own"] != wanted or agent["layers"] != selected
+    assert bool(seen.outcome.held) is differs
+    if seen.outcome.alarm is None:
+        assert all(any(not step.grants for step in held.steps) for held in seen.outcome.held)

@@ -1,0 +1,324 @@
+"""The commands of the policy side on a real host: plan in every form, effective, explain, status, init."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from proxy.record import Record, Verdict
+from reconciler.cli import application
+from reconciler.core.reference import PAGE, weakenings
+from reconciler.core.schema import DIRECTORY
+from tests.estate import PLATFORM, Estate, agent
+from tests.signing import make_key
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    Ringfence = Callable[..., tuple[int, str, str]]
+
+ENABLE = {"document": "platform", "field": "/enabled", "value": True}
+GRANTS = (
+    ENABLE,
+    {"document": "platform", "field": "/backend", "value": "bubblewrap"},
+    {"document": "agents/helper", "field": "/minimum_isolation", "value": "namespace"},
+    {"document": "agents/helper", "field": "/allow", "add": "*.vendor.com"},
+)
+ORG = "version: 1\nkind: egress\nname: org\nagents: ['*']\ndefault: allow\ndeny:\n  - files.vendor.com\n"
+
+
+@pytest.fixture
+def ringfence(capsys: pytest.CaptureFixture[str], estate: Estate, monkeypatch: pytest.MonkeyPatch) -> Ringfence:
+    """Run the command in this process, on the estate's host."""
+    config = estate.root / "host.yaml"
+    host = f"version: 1\nkind: host\nname: prod-1\npolicy: {estate.root}/policy\ntrust: {estate.root}/trust\n"
+    places = "".join(f"{name}: {estate.root}/{name}\n" for name in ("state", "spool", "runtime"))
+    config.write_text(host + places)
+    monkeypatch.setenv("RINGFENCE_HOST_CONFIG", str(config))
+    monkeypatch.setenv("COLUMNS", "300")
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        capsys.readouterr()
+        code = application()(list(arguments), standalone_mode=False)
+        out, err = capsys.readouterr()
+        return int(code or 0), out, err
+
+    return run
+
+
+@pytest.fixture
+def estate(tmp_path: Path) -> Estate:
+    made = Estate(tmp_path)
+    (tmp_path / "policy" / "egress").mkdir()
+    (tmp_path / "policy" / "egress" / "org.yaml").write_text(ORG)
+    made.write(platform=PLATFORM, helper=agent(allow=["api.vendor.com"]))
+    made.reason(1, *GRANTS, {"document": "egress/org", "field": "/default", "value": "allow"}, expires="never")
+    made.run()
+    return made
+
+
+def test_a_plan_of_what_is_in_force_has_nothing_to_do(ringfence: Ringfence) -> None:
+    code, out, _ = ringfence("plan")
+    assert code == 0
+    assert out.startswith("revision sha256:")
+
+
+def test_a_plan_shows_what_is_held_and_writes_the_statement(ringfence: Ringfence, estate: Estate) -> None:
+    estate.write(helper=agent(allow=["api.vendor.com", "*.pypi.org"], limits="{memory: 1GiB}"))
+    statement = estate.root / "CHG-2.yaml"
+    code, out, _ = ringfence("plan", "--emit-reason", str(statement), "--reason", "helper installs from pypi")
+    assert code == 3
+    assert "now reachable: x.pypi.org:443" in out
+    assert "512MiB -> 1GiB" in out
+    assert '{document: agents/helper, field: /limits/memory, value: "1GiB"}' in statement.read_text()
+    key = estate.keys["bob"].private
+    shutil.copy(statement, estate.root / "policy" / "reasons" / "CHG-2.yaml")
+    code, out, _ = ringfence(
+        "reason", "sign", str(estate.root / "policy/reasons/CHG-2.yaml"), "--key", str(key), "--signer", "bob"
+    )
+    assert code == 0
+    assert "agents/helper /limits/memory value: 1GiB" in out
+    code, out, _ = ringfence("plan")
+    assert code == 2
+    assert "licensed by CHG-2.1 (bob)" in out
+
+
+def test_a_plan_for_ci_needs_no_host(ringfence: Ringfence, estate: Estate, tmp_path: Path) -> None:
+    os.environ["RINGFENCE_HOST_CONFIG"] = str(tmp_path / "no-such-file")
+    signers = str(estate.root / "trust" / "allowed_signers")
+    arguments = ("plan", str(estate.root / "policy"), "--trust", signers, "--as-host", "prod-7", "--json")
+    code, out, _ = ringfence(*arguments)
+    assert code == 2
+    assert {one["document"] for one in json.loads(out)["changes"]} == {"platform", "agents/helper", "egress/org"}
+    code, out, _ = ringfence(*(word.replace("prod-7", "test-7") for word in arguments))
+    assert code == 3, "a host that the audience does not name gets nothing of it"
+    estate.trust("alice", revoked="id CHG-1.1\n")
+    code, _, _ = ringfence(*arguments)
+    assert code == 3, "the file beside the signers revokes here too"
+
+
+def git(directory: Path, *arguments: str) -> None:
+    identity = ("-c", "user.name=t", "-c", "user.email=t@example.com", "-c", "commit.gpgSign=false")
+    subprocess.run(
+        ["/usr/bin/git", "-C", str(directory), *identity, *arguments], check=True, capture_output=True, timeout=20
+    )
+
+
+def test_a_plan_against_a_git_revision_runs_nothing_of_the_repository(ringfence: Ringfence, estate: Estate) -> None:
+    work, ran = estate.root, estate.root / "ran"
+    git(work, "init", "-q", "-b", "main")
+    git(work, "add", "policy")
+    git(work, "commit", "-q", "-m", "one")
+    estate.write(helper=agent(allow=[]))
+    git(work, "commit", "-q", "-a", "-m", "two")
+    script = work / "evil.sh"
+    script.write_text(f"#!/bin/sh\ntouch {ran}\n")
+    script.chmod(0o755)
+    for setting in (
+        "core.fsmonitor",
+        "core.pager",
+        "core.sshCommand",
+        "diff.external",
+        "filter.x.smudge",
+        "uploadpack",
+    ):
+        git(work, "config", setting if "." in setting else f"remote.origin.{setting}", str(script))
+    (work / ".git" / "info" / "attributes").write_text("* filter=x diff=x\n")
+    for hook in ("post-checkout", "reference-transaction", "post-index-change"):
+        shutil.copy(script, work / ".git" / "hooks" / hook)
+    policy = str(estate.root / "policy")
+    for revision in ("HEAD~1", "main^"):
+        code, out, _ = ringfence("plan", policy, "--against", revision, "--json")
+        assert code == 2
+        (change,) = json.loads(out)["changes"]
+        assert (change["field"], change["before"], change["after"]) == ("/allow", ["api.vendor.com"], [])
+    assert ringfence("plan", policy, "--against", "HEAD")[0] == 0
+    assert not ran.exists()
+    git(work, "pack-refs", "--all")
+    git(work, "gc", "-q")
+    ran.unlink(missing_ok=True)
+    assert ringfence("plan", policy, "--against", "main~1")[0] == 2
+    assert not ran.exists()
+    code, _, err = ringfence("plan", policy, "--against", "--upload-pack=x")
+    assert code == 1
+    assert "no revision" in err
+
+
+def test_a_checkout_that_its_group_can_write_to_is_planned_and_checked(ringfence: Ringfence, estate: Estate) -> None:
+    checkout = estate.root / "checkout"
+    shutil.copytree(estate.root / "policy", checkout)
+    for path in (checkout, *checkout.rglob("*")):
+        path.chmod(path.stat().st_mode | 0o020)
+    assert ringfence("check", str(checkout))[0] == 0
+    assert ringfence("plan", str(checkout))[0] == 0
+    (estate.root / "policy").chmod(0o775)
+    code, _, err = ringfence("plan")
+    assert code == 1, "what a host goes by is another matter"
+    assert "chmod go-w" in err
+
+
+def test_a_plan_without_a_signer_shows_what_lapses(ringfence: Ringfence, estate: Estate) -> None:
+    estate.write(helper=agent(allow=["api.vendor.com", "a.pypi.org"]))
+    estate.reason(2, {"document": "agents/helper", "field": "/allow", "add": "a.pypi.org"}, by=["bob"], expires="never")
+    estate.run()
+    code, out, _ = ringfence("plan", "--without-signer", "bob", "--json")
+    assert code == 3
+    (change,) = json.loads(out)["changes"]
+    assert (change["before"], change["after"]) == (["api.vendor.com", "a.pypi.org"], ["api.vendor.com"])
+    assert ringfence("plan")[0] == 0, "nothing was revoked"
+
+
+def test_a_plan_replays_what_past_runs_asked_for(ringfence: Ringfence, estate: Estate) -> None:
+    done = estate.root / "spool" / "done" / "root" / "job"
+    done.mkdir(parents=True)
+    (done / "result.json").write_text(json.dumps({"agent": "helper"}))
+
+    def record(seq: int, host: str, verdict: Verdict, code: str, count: int = 1) -> bytes:
+        return Record(
+            seq=seq,
+            time=1.0,
+            run="r",
+            generation=1,
+            verdict=verdict,
+            code=code,
+            layer=None if verdict is Verdict.ALLOW else "agent",
+            method="CONNECT",
+            host=host,
+            port=443,
+            address=None,
+            message="",
+            count=count,
+        ).to_line()
+
+    lines = (
+        record(1, "api.vendor.com", Verdict.ALLOW, "allowed", 14),
+        record(2, "new.vendor.com", Verdict.DENY, "not_listed", 3),
+        record(3, "api.vendor.com", Verdict.DENY, "address_private"),
+        b"{}\nnot json\n",
+    )
+    (done / "decisions.jsonl").write_bytes(b"".join(lines))
+    assert "replayed" not in ringfence("plan")[1]
+    estate.write(helper=agent(allow=["new.vendor.com"]))
+    code, out, _ = ringfence("plan")
+    assert code == 2
+    assert "replayed would have denied 14 connections of helper to api.vendor.com:443 (agent)" in out
+    assert "replayed newly allows 3 connections of helper to new.vendor.com:443 that were denied (agent)" in out
+
+
+def test_effective_says_where_each_entry_comes_from(ringfence: Ringfence, estate: Estate) -> None:
+    code, out, _ = ringfence("effective", "helper", "--origin", "--json")
+    assert code == 0
+    told = {(one["document"], one["field"], one["entry"]): one for one in json.loads(out)["origins"]}
+    allow = told["agents/helper", "allow", "api.vendor.com"]
+    assert (allow["where"], allow["reasons"]) == ("agents/helper.yaml:6", ["CHG-1.1"])
+    assert told["egress/org", "deny", "files.vendor.com"]["where"] == "egress/org.yaml:7"
+    (estate.root / "policy" / "egress" / "org.yaml").write_text(ORG.partition("deny:")[0])
+    estate.run()
+    out = ringfence("effective", "helper", "--origin")[1]
+    assert "egress/org /deny files.vendor.com: kept from an earlier revision" in out
+
+
+@pytest.mark.parametrize(
+    ("target", "code", "says"),
+    [
+        ("api.vendor.com", 0, "passes"),
+        ("API.vendor.com.:443", 0, "passes"),
+        ("api.vendor.com:22", 1, "[port] by agent"),
+        ("other.example.com", 1, "[not_listed] by agent"),
+        ("files.vendor.com", 1, "[org_denied] by egress/org"),
+    ],
+)
+def test_explain_says_which_list_says_no(
+    target: str, code: int, says: str, ringfence: Ringfence, estate: Estate
+) -> None:
+    estate.write(helper=agent(allow=["api.vendor.com", "files.vendor.com"]))
+    estate.run()
+    found, out, _ = ringfence("explain", "helper", target)
+    assert (found, says in out) == (code, True), out
+
+
+def test_status_waits_for_a_digest(ringfence: Ringfence, estate: Estate) -> None:
+    runtime = estate.root / "runtime"
+    runtime.mkdir()
+    digest = f"sha256:{'a' * 64}"
+
+    def publish(revision: str, generation: int) -> None:
+        policy = {"revision": revision, "generation": 2, "enabled": True, "agents": []}
+        empty: dict[str, Any] = {name: [] for name in ("problems", "held", "ignored", "unused")}
+        status = {
+            "host": "prod-1",
+            "pid": os.getpid(),
+            "updated": "now",
+            "state": "running",
+            "policy": {**policy, **empty},
+            "backends": [],
+            "runs": [
+                {
+                    "run": "r",
+                    "agent": "a",
+                    "submitter": "s",
+                    "state": "started",
+                    "since": "now",
+                    "generation": generation,
+                }
+            ],
+            "spool": {"waiting": 0, "claiming": True, "message": ""},
+            "audit": {"seq": 0, "hash": ""},
+        }
+        path = runtime / "new.json"
+        path.write_text(json.dumps(status))
+        path.rename(runtime / "status.json")
+
+    publish("sha256:" + "b" * 64, 2)
+    assert ringfence("status", "--wait", digest, "--timeout", "0.2")[0] == 124
+    publish(digest, 1)
+    assert ringfence("status", "--wait", digest, "--timeout", "0.2")[0] == 124, "a live proxy has not taken it"
+
+    def later() -> None:
+        time.sleep(0.3)
+        publish(digest, 2)
+
+    thread = threading.Thread(target=later)
+    thread.start()
+    assert ringfence("status", "--wait", "a" * 12, "--timeout", "20")[0] == 0
+    thread.join()
+
+
+def test_the_page_of_weakenings_is_that_of_the_schemas(ringfence: Ringfence) -> None:
+    assert ringfence("explain", "--weakenings")[1] == weakenings()
+    assert (DIRECTORY.parent / PAGE).read_text("utf-8") == weakenings(), (
+        f"write it again: ringfence explain --weakenings > {PAGE}"
+    )
+
+
+def test_a_host_begins_with_init_and_one_signature(
+    ringfence: Ringfence, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "fresh"
+    root.mkdir()
+    key = make_key(root, "alice")
+    config = root / "host.yaml"
+    lines = [f"{name}: {root}/{name}" for name in ("policy", "trust", "state", "spool", "runtime")]
+    config.write_text("\n".join(["version: 1", "kind: host", "name: lab-1", *lines, ""]))
+    monkeypatch.setenv("RINGFENCE_HOST_CONFIG", str(config))
+    arguments = ("init", "--signer", "alice", "--key", f"{key.private}.pub")
+    code, out, _ = ringfence(*arguments)
+    assert code == 0
+    statement = root / "policy" / "reasons" / "FIRST-1.yaml"
+    assert ringfence("plan")[0] == 3
+    assert ringfence("reason", "sign", str(statement), "--key", str(key.private), "--signer", "alice")[0] == 0
+    assert ringfence("reason", "verify", str(statement))[0] == 0
+    assert ringfence("plan")[0] == 2
+    before = {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
+    code, out, _ = ringfence(*arguments)
+    assert code == 0
+    assert "wrote" not in out
+    assert {path: path.read_bytes() for path in root.rglob("*") if path.is_file()} == before
