@@ -33,6 +33,8 @@ class Canaries:
     """One for each address at which a listener can be met; `alive` when the daemon itself met it there."""
     listeners: Mapping[socket.socket, str]
     """With what to call an arrival that does not say itself where it was going."""
+    took: float = 0.0
+    """Seconds in which the daemon itself met them all."""
 
     def arrivals(self) -> frozenset[str]:
         """Name the targets at which something arrived since the last call."""
@@ -81,7 +83,9 @@ def open_canaries(folder: Path, addresses: Sequence[str]) -> Iterator[Canaries]:
         planned.append((path, _target(TargetKind.UNIX_PATH, str(folder / "canary.sock"), None)))
         # The last target of a listener names it: for the Unix ones, the only one.
         listeners = {listener: target.name for listener, target in planned}
-        yield Canaries(targets=_meet(planned, listeners), listeners=listeners)
+        began = time.monotonic()
+        met = _meet(planned, listeners)
+        yield Canaries(targets=met, listeners=listeners, took=time.monotonic() - began)
 
 
 def _network_listener(family: int, kind: int) -> socket.socket:

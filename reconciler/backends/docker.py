@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from proxy.policy import ProxyPolicy
-from reconciler.backends import docker_launch, docker_spec, docker_surroundings, leftovers, nft
+from reconciler.backends import docker_launch, docker_place, docker_surroundings, leftovers, nft
 from reconciler.backends.base import ExitCode, Launch, LaunchRefused, Observer, Planned, Reaped, Sandbox
 from reconciler.backends.docker_engine import Engine, EngineError
 from reconciler.backends.docker_launch import Site
@@ -119,7 +119,7 @@ class Docker:
         limits = launch.limits
         runtime = self._found.runtime if self._found else "the strongest runtime that the probe proves"
         name = f"ringfence-{launch.run}"
-        bridge = docker_spec.link(nft.FENCE_LINKS, self._owner, launch.run)
+        bridge = docker_place.link(nft.FENCE_LINKS, self._owner, launch.run)
         return (
             Planned(kind="guard", name="inet ringfence_guard", detail="checked, loaded where it is not"),
             Planned(kind="directory", name=str(self._folder / launch.run), detail="label and canary socket"),
@@ -198,7 +198,7 @@ class Docker:
             return found
 
     async def _reap(self, live: frozenset[str]) -> tuple[Reaped, ...]:
-        containers, networks, volumes = await self._engine.labelled(f"{docker_spec.OWNER}={self._owner}")
+        containers, networks, volumes = await self._engine.labelled(f"{docker_place.OWNER}={self._owner}")
         now = time.time()
         found: list[Reaped] = []
         for kind, rows, remove in (
@@ -208,8 +208,8 @@ class Docker:
         ):
             for row in rows:
                 labels = row.get("Labels") or {}
-                run = labels.get(docker_spec.RUN)
-                expires = labels.get(docker_spec.EXPIRES, "")
+                run = labels.get(docker_place.RUN)
+                expires = labels.get(docker_place.EXPIRES, "")
                 if run in live and not (expires.isascii() and expires.isdigit() and now > int(expires)):
                     continue
                 name = row["Names"][0].lstrip("/") if kind == "container" else row["Name"]

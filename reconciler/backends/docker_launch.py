@@ -5,6 +5,7 @@ Does not undo (the steps do), does not run the command, does not probe.
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,17 +28,19 @@ from reconciler.backends import (
 )
 from reconciler.backends.base import Launch, LaunchRefused, Observer
 from reconciler.backends.docker_engine import EngineError
+from reconciler.backends.docker_gate import Asked, Unheard
 from reconciler.backends.docker_image import find_image
 from reconciler.backends.docker_look import Standing
+from reconciler.backends.docker_place import Role, Where
 from reconciler.backends.docker_process import attached
 from reconciler.backends.docker_proxy import NoResolver, ProxyContainer, reachable
 from reconciler.backends.docker_sandbox import DockerSandbox, Voice
-from reconciler.backends.docker_spec import Role, Where
 from reconciler.backends.nft import PROXY_PORT
+from reconciler.backends.together import both
 from reconciler.core.policy import HOST_IMAGE
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from anyio.abc import TaskGroup
 
@@ -84,10 +87,12 @@ async def _build(
 ) -> DockerSandbox | LaunchRefused:
     if refused := _unusable(launch):
         return refused
-    if failed := await anyio.to_thread.run_sync(_ensure_guard):
+    failed, image = await both(
+        lambda: anyio.to_thread.run_sync(_ensure_guard), lambda: find_image(site.engine, launch.image)
+    )
+    if failed is not None:
         return LaunchRefused(code="no_guard", message=f"the host guard is not in place: {'; '.join(failed.lines)}")
     steps.done("host guard")
-    image = await find_image(site.engine, launch.image)
     if image is None:
         return LaunchRefused(
             code="no_image",
@@ -126,7 +131,7 @@ async def _networks(site: Site, launch: Launch, steps: Steps) -> Where | LaunchR
             slices=slices,
             runtime=site.found.runtime,
             ipv6=site.found.ipv6,
-            seccomp=site.found.seccomp,
+            filters=site.found.filters,
         )
         specs = (docker_spec.fence_network(where, site.found.hazards), docker_spec.egress_network(where))
         try:
@@ -165,51 +170,71 @@ class _Raising:
         steps.done("bridge verified")
         await steps.take_async("volume", docker_objects.volume(engine, where))
         addresses = await anyio.to_thread.run_sync(host_network.addresses)
-        proxy = await self._proxy(addresses)
-        if isinstance(proxy, LaunchRefused):
-            return proxy
-        # Only until the gate has been heard: afterwards whoever scans this host would find them.
-        with canary.open_canaries(folder, addresses) as canaries:
-            steps.done("canaries")
-            asked = docker_gate.question(
-                where,
-                self.launch,
-                canaries=canaries.targets,
-                addresses=addresses,
-                resolvers=await anyio.to_thread.run_sync(_resolvers, self.site.host),
+        resolvers = await anyio.to_thread.run_sync(_resolvers, self.site.host)
+
+        def adapt(policy: ProxyPolicy) -> ProxyPolicy | NoResolver:
+            return reachable(policy, upstreams=resolvers, addresses=addresses)
+
+        if isinstance(unreachable := adapt(self.launch.proxy), NoResolver):
+            return LaunchRefused(code="no_resolver", message=unreachable.message)
+        proxy = ProxyContainer(self.observer.decision, adapt)
+        with contextlib.ExitStack() as opened:
+            # The gate comes up beside the proxy, and is asked once that listens.
+            unready, heard = await both(
+                lambda: self._proxy(proxy),
+                lambda: docker_gate.run(
+                    engine,
+                    where,
+                    self.specs[Role.GATE],
+                    self.launch,
+                    when=lambda: self._question(proxy, folder, resolvers, opened),
+                    tasks=self.tasks,
+                ),
             )
-            heard = await docker_gate.run(
-                engine,
-                where,
-                self.specs[Role.GATE],
-                self.launch,
-                question=asked,
-                canaries=canaries,
-                tasks=self.tasks,
-            )
-        standing = await docker_look.differences(self._standing(Role.FENCE, Role.EGRESS, Role.PROXY))
-        failures = tuple(dict.fromkeys((*heard.report.failures, *heard.structure, *standing)))
-        if failures:
+        if unready is not None:
+            return unready
+        if isinstance(heard, Unheard):
+            return _refused("gate_failed", heard.structure or ("the gate was not asked",))
+        if failures := tuple(dict.fromkeys((*heard.report.failures, *heard.structure))):
             judged = replace(heard.report, passed=False, failures=failures)
             return LaunchRefused(code="gate_failed", message=_gate_message(failures, heard.diagnostics), report=judged)
         steps.done("gate")
         return await self._agent(proxy, heard.report)
 
-    async def _proxy(self, addresses: tuple[str, ...]) -> ProxyContainer | LaunchRefused:
+    async def _proxy(self, proxy: ProxyContainer) -> LaunchRefused | None:
+        """Create the proxy, look at it, start it; None when it listens."""
+        with proxy.coming_up():
+            return await self._raise_proxy(proxy)
+
+    async def _question(
+        self,
+        proxy: ProxyContainer,
+        folder: Path,
+        resolvers: Sequence[tuple[str, int]],
+        opened: contextlib.ExitStack,
+    ) -> Asked | None:
+        """Open the canaries once the proxy listens, and say what the gate is asked; None when the proxy does not.
+
+        Only from now until the gate was heard: before, the bridge may not have all of its addresses; afterwards whoever
+        scans this host would find them.
+        """
+        if not await proxy.settled():
+            return None
+        addresses = await anyio.to_thread.run_sync(host_network.addresses)
+        canaries = opened.enter_context(canary.open_canaries(folder, addresses))
+        self.steps.done("canaries")
+        question = docker_gate.question(
+            self.where, self.launch, canaries=canaries, addresses=addresses, resolvers=resolvers
+        )
+        return Asked(question, canaries)
+
+    async def _raise_proxy(self, proxy: ProxyContainer) -> LaunchRefused | None:
         where, engine = self.where, self.site.engine
-        upstreams = await anyio.to_thread.run_sync(_resolvers, self.site.host)
-
-        def adapt(policy: ProxyPolicy) -> ProxyPolicy | NoResolver:
-            return reachable(policy, upstreams=upstreams, addresses=addresses)
-
-        if isinstance(unreachable := adapt(self.launch.proxy), NoResolver):
-            return LaunchRefused(code="no_resolver", message=unreachable.message)
         name, spec = where.name(Role.PROXY), self.specs[Role.PROXY]
         await self.steps.take_async("proxy container", docker_objects.container(engine, name, spec))
         await engine.connect(where.name(Role.FENCE), name, where.slices.proxy)
         if lines := docker_proof.container(where, Role.PROXY, spec, await engine.container(name), running=False):
             return _refused("proxy_failed", lines)
-        proxy = ProxyContainer(self.observer.decision, adapt)
         streams = await self.steps.take_async(
             "proxy streams", attached(engine, name, stdin=True, output=proxy.output, tasks=self.tasks)
         )
@@ -219,7 +244,7 @@ class _Raising:
         if unready := await proxy.until_ready(_READY_S):
             return LaunchRefused(code="proxy_failed", message=unready)
         self.steps.done("proxy ready")
-        return proxy
+        return None
 
     async def _agent(self, proxy: ProxyContainer, report: GateReport) -> DockerSandbox | LaunchRefused:
         """Create the agent, look at it, hold it back."""

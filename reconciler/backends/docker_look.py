@@ -12,14 +12,17 @@ from typing import TYPE_CHECKING
 import anyio.to_thread
 
 from reconciler.backends import docker_proof, guard, links
+from reconciler.backends.docker_place import Role
 from reconciler.backends.docker_proof import Observed
-from reconciler.backends.docker_spec import PROXY_USER, Role
+from reconciler.backends.docker_spec import PROXY_USER
+from reconciler.backends.together import side_by_side
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from reconciler.backends.docker_engine import Engine
-    from reconciler.backends.docker_spec import Plain, Where
+    from reconciler.backends.docker_place import Where
+    from reconciler.backends.docker_spec import Plain
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,21 +50,32 @@ async def differences(standing: Standing) -> tuple[str, ...]:
     Raises:
         EngineError: the engine does not answer.
     """
-    engine, where, specs = standing.engine, standing.where, standing.specs
-    lines: list[str] = []
-    fence = await engine.network(where.name(Role.FENCE))
-    lines += docker_proof.network(where, Role.FENCE, specs[Role.FENCE], fence, (Role.PROXY, standing.member()))
-    egress = await engine.network(where.name(Role.EGRESS))
-    lines += docker_proof.network(where, Role.EGRESS, specs[Role.EGRESS], egress, (Role.PROXY,))
-    for role in (Role.PROXY, Role.AGENT):
-        if role in specs:
-            found = await engine.container(where.name(role))
-            running = role is Role.PROXY or standing.agent_runs
-            lines += docker_proof.container(where, role, specs[role], found, running=running)
-            if found is not None and running and found["State"]["Running"]:
-                lines += await anyio.to_thread.run_sync(_process, standing, role, int(found["State"]["Pid"]))
-    lines += await anyio.to_thread.run_sync(host, where)
-    return tuple(lines)
+    where = standing.where
+    rows: list[tuple[str, ...]] = await side_by_side(
+        lambda: _network(standing, Role.FENCE, (Role.PROXY, standing.member())),
+        lambda: _network(standing, Role.EGRESS, (Role.PROXY,)),
+        lambda: _container(standing, Role.PROXY, running=True),
+        lambda: _container(standing, Role.AGENT, running=standing.agent_runs),
+        lambda: anyio.to_thread.run_sync(host, where),
+    )
+    return tuple(line for lines in rows for line in lines)
+
+
+async def _network(standing: Standing, role: Role, members: tuple[Role, ...]) -> tuple[str, ...]:
+    where = standing.where
+    found = await standing.engine.network(where.name(role))
+    return docker_proof.network(where, role, standing.specs[role], found, members)
+
+
+async def _container(standing: Standing, role: Role, *, running: bool) -> tuple[str, ...]:
+    if role not in standing.specs:
+        return ()
+    where = standing.where
+    found = await standing.engine.container(where.name(role))
+    lines = docker_proof.container(where, role, standing.specs[role], found, running=running)
+    if found is not None and running and found["State"]["Running"]:
+        lines += await anyio.to_thread.run_sync(_process, standing, role, int(found["State"]["Pid"]))
+    return lines
 
 
 def host(where: Where) -> tuple[str, ...]:

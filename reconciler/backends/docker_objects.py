@@ -12,15 +12,16 @@ from typing import TYPE_CHECKING
 import anyio
 import anyio.to_thread
 
-from reconciler.backends import docker_spec, links
+from reconciler.backends import docker_place, links
 from reconciler.backends.docker_engine import EngineError
-from reconciler.backends.docker_spec import Role, Slices
+from reconciler.backends.docker_place import Role, Slices
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from reconciler.backends.docker_engine import Engine
-    from reconciler.backends.docker_spec import Plain, Where
+    from reconciler.backends.docker_place import Where
+    from reconciler.backends.docker_spec import Plain
 
 
 @dataclass(slots=True)
@@ -42,7 +43,7 @@ async def ranges(
             taken += tuple(
                 each["Subnet"] for each in (network.get("IPAM") or {}).get("Config") or () if "Subnet" in each
             )
-        found = docker_spec.allocate(pool, (*taken, *refused, *reserved.ranges), 2)
+        found = docker_place.allocate(pool, (*taken, *refused, *reserved.ranges), 2)
         mine = {str(each) for each in found}
         reserved.ranges.update(mine)
     try:
@@ -53,7 +54,7 @@ async def ranges(
 
 @contextlib.asynccontextmanager
 async def networks(engine: Engine, specs: tuple[Plain, Plain]) -> AsyncIterator[None]:
-    """Create the fence's network and the proxy's way out."""
+    """Create the fence's network and the proxy's way out; one after the other, as the engine would in any case."""
     try:
         for spec in specs:
             await engine.create_network(spec)

@@ -88,13 +88,24 @@ async def attached(
                 await streams.ended.wait()
 
 
-async def until_ended(engine: Engine, container: str) -> dict[str, Any] | None:
-    """Wait until a started container has ended; what the engine says of its end, None when that cannot be known."""
+def _never() -> bool:
+    return False
+
+
+async def until_ended(
+    engine: Engine, container: str, *, given_up: Callable[[], bool] = _never
+) -> dict[str, Any] | None:
+    """Wait until a started container has ended; what the engine says of its end, None when that cannot be known.
+
+    An engine that hangs looks like a container that runs: who waits for an end says itself when to give up.
+    """
     away = 0.0
-    while away < _AWAY_S:
+    while away < _AWAY_S and not given_up():
         try:
             while not await engine.wait(container):
                 away = 0.0
+                if given_up():
+                    return None
             found = await engine.container(container)
         except EngineError:
             away += _ASK_AGAIN_S

@@ -9,14 +9,35 @@ import ipaddress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from reconciler.backends.docker_spec import WORKING_DIRECTORY, Role
+from reconciler.backends.docker_place import Role
+from reconciler.backends.docker_spec import WORKING_DIRECTORY
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
-    from reconciler.backends.docker_spec import Plain, Where
+    from reconciler.backends.docker_place import Where
+    from reconciler.backends.docker_spec import Plain
     from reconciler.backends.links import Bridge
 
+_NEVER = (
+    "Binds",
+    "Devices",
+    "DeviceRequests",
+    "DeviceCgroupRules",
+    "PortBindings",
+    "PublishAllPorts",
+    "ExtraHosts",
+    "Links",
+    "VolumesFrom",
+    "CapAdd",
+    "GroupAdd",
+    "Privileged",
+    "PidMode",
+    "UTSMode",
+    "UsernsMode",
+    "AutoRemove",
+)
+"""Settings that no container of a fence has, whatever it was asked for."""
 _JUDGED_BELOW = frozenset({"MaskedPaths", "ReadonlyPaths"})
 _MASKED = frozenset({"/proc/acpi", "/proc/kcore", "/proc/keys", "/proc/timer_list", "/proc/scsi", "/sys/firmware"})
 _READ_ONLY = frozenset({"/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"})
@@ -61,6 +82,9 @@ def _settings(wanted: Mapping[str, Any], shown: Mapping[str, Any]) -> Iterable[s
         # What was not asked for must not be there, whatever a newer engine calls it.
         if key not in wanted and key not in _JUDGED_BELOW and not _is_empty(value):
             yield f"{key} is {_cut(value)}"
+    for key in _NEVER:
+        if not _is_empty(wanted.get(key)):
+            yield f"{key} was asked for"
     if not set(shown.get("MaskedPaths") or ()) >= _MASKED:
         yield "paths of /proc and /sys are not masked"
     if not set(shown.get("ReadonlyPaths") or ()) >= _READ_ONLY:

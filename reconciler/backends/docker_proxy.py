@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -12,7 +13,7 @@ from reconciler.backends.base import Stream
 from reconciler.backends.proxy_lines import LONGEST_LINE, ProxyLines
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Sequence
+    from collections.abc import Callable, Coroutine, Iterator, Sequence
 
     from proxy.policy import ProxyPolicy
     from proxy.record import Record
@@ -69,7 +70,21 @@ class ProxyContainer:
         self._streams: Streams | None = None
         self._kept = bytearray()
         self._diagnostics = b""
+        self._settled = anyio.Event()
         self.ended = self._lines.ended
+
+    @contextlib.contextmanager
+    def coming_up(self) -> Iterator[None]:
+        """At the end of this context it is known whether it listens."""
+        try:
+            yield
+        finally:
+            self._settled.set()
+
+    async def settled(self) -> bool:
+        """Wait until it is known whether it listens; True when it does."""
+        await self._settled.wait()
+        return self._lines.ready
 
     @property
     def diagnostics(self) -> str:

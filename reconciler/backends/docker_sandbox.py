@@ -11,12 +11,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import anyio
+import anyio.to_thread
 
-from reconciler.backends import docker_look
+from reconciler.backends import docker_look, kernel_log
 from reconciler.backends.base import Exit, ExitCode, Stream
 from reconciler.backends.docker_engine import EngineError
+from reconciler.backends.docker_place import Role
 from reconciler.backends.docker_process import until_ended
-from reconciler.backends.docker_spec import Role
 from reconciler.core.policy import Isolation
 
 if TYPE_CHECKING:
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 
 GRACE_S = 5.0
 """How long a stopped command has between SIGTERM and SIGKILL."""
+_KILL_S = 10.0
+"""How long after SIGKILL the engine may take to say that the container has ended."""
 _STREAMS_S = 5.0
 """How long the last output may take after the container has ended."""
 _KILLED = 128 + signal.SIGKILL
@@ -79,6 +82,7 @@ class DockerSandbox:
         self._draining = False
         self._ended = anyio.Event()
         self._state: dict[str, Any] | None = None
+        self._crashed = False
 
     @property
     def report(self) -> GateReport:
@@ -109,10 +113,13 @@ class DockerSandbox:
     async def wait(self) -> Exit:
         """Wait until the container has ended and all output was handed on."""
         if self._started and not self._ended.is_set():
-            state = await until_ended(self._standing.engine, self._name)
+            state = await until_ended(self._standing.engine, self._name, given_up=self._ended.is_set)
             with anyio.move_on_after(_STREAMS_S):
                 await self._streams.ended.wait()
+            if self._ended.is_set():
+                return self._exit()
             self._state = state
+            self._crashed = await self._sentry_crashed()
             self._ended.set()
         await self._ended.wait()
         return self._exit()
@@ -129,10 +136,26 @@ class DockerSandbox:
             return Exit(code=failed, status=None, oom_killed=oom)
         if oom and status in (None, _KILLED):
             return Exit(code=ExitCode.OOM, status=None, oom_killed=True)
-        crashed = self._standing.where.gvisor and status == _SENTRY_CRASHED and bool(state.get("Error"))
-        if status is None or crashed:
+        if status is None or self._crashed:
             return Exit(code=ExitCode.SANDBOX_CRASHED, status=None, oom_killed=oom)
         return Exit(code=ExitCode.EXITED, status=int(status), oom_killed=oom)
+
+    async def _sentry_crashed(self) -> bool:
+        """Tell a crash of gVisor's own from a command that ended with the same status.
+
+        Its threads count among the sandbox's processes; where one is refused, all of it ends (seen: 2, the status of a
+        Go program that panics).
+        """
+        state = self._state or {}
+        if not self._standing.where.gvisor or state.get("ExitCode") != _SENTRY_CRASHED:
+            return False
+        if state.get("Error"):
+            return True
+        try:
+            found = await self._standing.engine.container(self._name)
+        except EngineError:
+            return False
+        return found is not None and await anyio.to_thread.run_sync(kernel_log.fork_was_refused, str(found["Id"]))
 
     def _init_failed(self) -> ExitCode | None:
         """Say what the container's init could not execute, where that is all that was ever said."""
@@ -153,7 +176,11 @@ class DockerSandbox:
             with anyio.move_on_after(GRACE_S):
                 await until_ended(engine, self._name)
             await self._signal("SIGKILL")
-        await self.wait()
+            with anyio.move_on_after(_KILL_S):
+                await self.wait()
+            # An engine that hangs does not say so; that this ended here and now is said all the same.
+            self._ended.set()
+        await self._ended.wait()
 
     async def _signal(self, name: str) -> None:
         try:

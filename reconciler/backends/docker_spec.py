@@ -5,159 +5,38 @@ Pure. What an inspection must show of it afterwards is judged elsewhere, from th
 
 from __future__ import annotations
 
-import hashlib
-import ipaddress
-from dataclasses import dataclass, field
-from enum import StrEnum
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from reconciler.backends.nft import EGRESS_LINKS, FENCE_LINKS, NOWHERE, PROXY_PORT
+from reconciler.backends.docker_place import Role
+from reconciler.backends.nft import NOWHERE, PROXY_PORT
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from reconciler.backends.base import Launch
+    from reconciler.backends.docker_place import Where
     from reconciler.backends.docker_versions import Hazards
     from reconciler.core.policy import Limits
 
-PREFIX = "ringfence."
-OWNER, RUN, ROLE, AGENT, EXPIRES = (f"{PREFIX}{word}" for word in ("owner", "run", "role", "agent", "expires"))
-"""Labels that everything carries: the daemon, the run, the part it plays, the agent, and Unix seconds."""
 WORKING_DIRECTORY = "/job"
 HOSTNAME = "sandbox"
 PROXY_PROGRAM, GATE_PROGRAM = "/usr/bin/ringfence-proxy", "/usr/bin/ringfence-gate"
 PROXY_USER = "65532:65532"
 """The image's own unprivileged user."""
-RUNC = "runc"
 _DRIVER = "com.docker.network.bridge"
-_SLICE = 29
 _MOST_SHM = 64 * 1024 * 1024
 _PROXY_MEMORY, _PROXY_PIDS, _PROXY_CPUS = 256 * 1024 * 1024, 32, 1.0
 _GVISOR_PIDS = 128
 """gVisor's own threads on the host count too: with fewer it does not start, or ends when the command forks."""
 _GVISOR_MEMORY = 64 * 1024 * 1024
 """What gVisor itself takes of the limit."""
+_FILES, _MOST_FILES = 1024, 4096
+"""Soft and hard limit of open files: the hard one bounds what the kernel holds for them and charges to nobody."""
 _LOG = {"Type": "json-file", "Config": {"max-size": "1m", "max-file": "2"}}
 """The engine's own copy of the outputs. What we keep was read off the streams."""
 
-Network4 = ipaddress.IPv4Network
 Plain = dict[str, Any]
-
-
-class Role(StrEnum):
-    """The part that an object plays in a run."""
-
-    FENCE = "fence"
-    EGRESS = "egress"
-    JOB = "job"
-    PROXY = "proxy"
-    GATE = "gate"
-    AGENT = "agent"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Slices:
-    """The two networks of one run, and who is where: `.1` is left to a gateway that a fence does not have."""
-
-    fence: Network4
-    egress: Network4
-
-    @property
-    def gateway(self) -> str:
-        """Where an ordinary bridge would have the host."""
-        return str(self.fence[1])
-
-    @property
-    def proxy(self) -> str:
-        """The proxy, on the fence."""
-        return str(self.fence[2])
-
-    @property
-    def inside(self) -> str:
-        """The gate, and after it the agent."""
-        return str(self.fence[3])
-
-    @property
-    def outside(self) -> str:
-        """The proxy, towards the world."""
-        return str(self.egress[2])
-
-    @property
-    def fence6(self) -> str:
-        """A unique local range (RFC 4193) that nobody gets an address of: without one a bridge has no mode for IPv6."""
-        number = int(self.fence.network_address)
-        return f"fd72:6e67:{number >> 16:x}:{number & 0xFFFF:x}::/64"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Where:
-    """What the objects of one run are called and where they are; `runtime` is the engine's name of the runtime."""
-
-    run: str
-    owner: str
-    agent: str
-    expires: int
-    slices: Slices
-    runtime: str
-    ipv6: bool
-    """Whether this host's kernel has IPv6: only then can it be switched off in a container."""
-    seccomp: str = field(repr=False)
-    """The system call filter, in the engine's own form; gVisor has its own."""
-
-    def name(self, role: Role) -> str:
-        """Name one object."""
-        return f"ringfence-{self.run}-{role}"
-
-    @property
-    def fence_link(self) -> str:
-        """The fence's bridge on the host."""
-        return link(FENCE_LINKS, self.owner, self.run)
-
-    @property
-    def egress_link(self) -> str:
-        """The other bridge."""
-        return link(EGRESS_LINKS, self.owner, self.run)
-
-    @property
-    def gvisor(self) -> bool:
-        """Whether the runtime is gVisor's."""
-        return self.runtime != RUNC
-
-    def labels(self, role: Role) -> dict[str, str]:
-        """Give the labels of one object."""
-        return {OWNER: self.owner, RUN: self.run, ROLE: role, AGENT: self.agent, EXPIRES: str(self.expires)}
-
-
-def link(pattern: str, owner: str, run: str) -> str:
-    """Name a bridge: the guard knows it by its first letters; eight hexadecimal digits tell runs apart."""
-    return pattern.rstrip("*") + hashlib.sha256(f"{owner}/{run}".encode()).hexdigest()[:8]
-
-
-def allocate(pool: str, taken: Iterable[str], count: int) -> tuple[Network4, ...]:
-    """Give the first `count` slices of eight addresses of `pool` that touch nothing `taken`; fewer when it is used up.
-
-    Args:
-        pool: an IPv4 range.
-        taken: ranges in use, of any version; the engine's networks and the host's routes.
-        count: how many slices.
-    """
-    used = sorted(
-        (int(network.network_address), int(network.broadcast_address))
-        for network in (ipaddress.ip_network(text, strict=False) for text in taken)
-        if isinstance(network, Network4)
-    )
-    whole = Network4(pool)
-    size = 1 << (32 - _SLICE)
-    first, last = int(whole.network_address), int(whole.broadcast_address)
-    found: list[Network4] = []
-    while first + size - 1 <= last and len(found) < count:
-        over = next((end for begin, end in used if begin <= first + size - 1 and end >= first), None)
-        if over is None:
-            found.append(Network4((first, _SLICE)))
-            first += size
-        else:
-            first = (over // size + 1) * size
-    return tuple(found)
 
 
 def fence_network(where: Where, hazards: Hazards) -> Plain:
@@ -199,7 +78,7 @@ def egress_network(where: Where) -> Plain:
 
 def proxy_container(where: Where, image: str) -> Plain:
     """Give the proxy: born on the egress network, then put on the fence, where alone it listens."""
-    limits = _Bounds(memory=_PROXY_MEMORY, pids=_PROXY_PIDS, cpus=_PROXY_CPUS, shm=1 << 20)
+    limits = _bounds(where, memory=_PROXY_MEMORY, pids=_PROXY_PIDS, cpus=_PROXY_CPUS, shm=1 << 20)
     return {
         **_container(where, Role.PROXY, image=image, user=PROXY_USER, limits=limits),
         "Entrypoint": [PROXY_PROGRAM],
@@ -253,13 +132,19 @@ class _Bounds:
     shm: int
 
 
-def _bounds(where: Where, limits: Limits) -> _Bounds:
+def _bounds(where: Where, *, memory: int, pids: int, cpus: float, shm: int) -> _Bounds:
+    """Give what the engine is told so that what runs inside has this much: gVisor's own share comes on top."""
+    if not where.gvisor:
+        return _Bounds(memory=memory, pids=pids, cpus=cpus, shm=shm)
+    return _Bounds(memory=memory + _GVISOR_MEMORY, pids=pids + _GVISOR_PIDS, cpus=cpus, shm=shm)
+
+
+def _command_bounds(where: Where, limits: Limits) -> _Bounds:
     """Give what the engine is told so that the command has what its policy says."""
-    own = _GVISOR_MEMORY if where.gvisor else 0
     # Under runc an init of one process stands beside the command's.
-    pids = max(limits.pids + _GVISOR_PIDS, _GVISOR_PIDS) if where.gvisor else limits.pids + 1
+    pids = limits.pids if where.gvisor else limits.pids + 1
     shm = min(_MOST_SHM, limits.memory // 4)
-    return _Bounds(memory=limits.memory + own, pids=pids, cpus=limits.cpus, shm=shm)
+    return _bounds(where, memory=limits.memory, pids=pids, cpus=limits.cpus, shm=shm)
 
 
 def _sandboxed(
@@ -267,7 +152,7 @@ def _sandboxed(
 ) -> Plain:
     """Give what the gate and the agent have in common: the same network, address, runtime, user, limits, hardening."""
     user = f"{launch.user}:{launch.user}"
-    made = _container(where, role, image=image, user=user, limits=_bounds(where, launch.limits))
+    made = _container(where, role, image=image, user=user, limits=_command_bounds(where, launch.limits))
     size = launch.limits.memory // 2
     tmp = f"rw,nosuid,nodev,exec,size={size},mode=1777"
     made["HostConfig"] |= {
@@ -283,6 +168,12 @@ def _sandboxed(
         ],
     }
     return {**made, "NetworkingConfig": _on(where.name(Role.FENCE), where.slices.inside)}
+
+
+def _filter(where: Where, role: Role) -> tuple[str, ...]:
+    if where.gvisor:
+        return ()
+    return (f"seccomp={where.filters.proxy if role is Role.PROXY else where.filters.sandbox}",)
 
 
 def _on(network: str, address: str) -> Plain:
@@ -321,14 +212,17 @@ def _container(where: Where, role: Role, *, image: str, user: str, limits: _Boun
             "Privileged": False,
             "CapAdd": [],
             "CapDrop": ["ALL"],
-            "SecurityOpt": ["no-new-privileges", *([] if where.gvisor else [f"seccomp={where.seccomp}"])],
+            "SecurityOpt": ["no-new-privileges", *_filter(where, role)],
             "ReadonlyRootfs": True,
             "Memory": limits.memory,
             "MemorySwap": limits.memory,
             "NanoCpus": round(limits.cpus * 1_000_000_000),
             "PidsLimit": limits.pids,
             "ShmSize": limits.shm,
-            "Ulimits": [{"Name": "core", "Soft": 0, "Hard": 0}],
+            "Ulimits": [
+                {"Name": "core", "Soft": 0, "Hard": 0},
+                {"Name": "nofile", "Soft": _FILES, "Hard": _MOST_FILES},
+            ],
             "Init": not where.gvisor and role is Role.AGENT,
             "RestartPolicy": {"Name": "no", "MaximumRetryCount": 0},
             "AutoRemove": False,

@@ -5,7 +5,6 @@ Builds no fence: that all of this is there proves nothing yet.
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import stat
@@ -15,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import anyio.to_thread
 
-from reconciler.backends import docker_versions, guard, links
+from reconciler.backends import docker_filter, docker_versions, guard, links
 from reconciler.backends.docker_engine import EngineError
 from reconciler.backends.docker_image import find_image
-from reconciler.backends.docker_spec import RUNC
+from reconciler.backends.docker_place import RUNC
 from reconciler.core.choose import Missing
 from reconciler.core.policy import BackendName
 
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from reconciler.backends.docker_engine import Engine
+    from reconciler.backends.docker_filter import Filters
     from reconciler.backends.docker_versions import Hazards
     from reconciler.host import Host
 
@@ -41,7 +41,7 @@ class Surroundings:
     runtime: str
     proxy_image: str
     ipv6: bool
-    seccomp: str
+    filters: Filters
     versions: Mapping[str, str]
 
 
@@ -113,7 +113,7 @@ async def _ask(host: Host, engine: Engine) -> Candidates | Missing:
             runtime=name,
             proxy_image=image.id,
             ipv6=links.has_ipv6(),
-            seccomp=_filter(),
+            filters=docker_filter.read(),
             versions=versions | {"runtime": _identity(name, runtimes.get(name) or {})},
         )
         for name in names
@@ -178,15 +178,6 @@ def _identity(name: str, runtime: Mapping[str, Any]) -> str:
     except OSError:
         return f"{name} {path}"
     return f"{name} {path} {facts.st_size} {int(facts.st_mtime)}"
-
-
-def _filter() -> str:
-    """Read the system call filter: Docker's own, for a process without capabilities, without 32-bit calls.
-
-    Older engines let AF_VSOCK through, and all of them the 32-bit socketcall, which no filter can look into.
-    """
-    content = json.loads(Path(__file__).with_name("docker_seccomp.json").read_text("ascii"))
-    return json.dumps(content, separators=(",", ":"))
 
 
 def _guard() -> guard.GuardFailed | None:

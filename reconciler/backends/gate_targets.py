@@ -110,6 +110,11 @@ def bound(canaries: Sequence[Target]) -> tuple[Target, ...]:
     )
 
 
+def bound_to(address: str, port: int) -> Target:
+    """Give a neighbour's listener to be tried from a socket that is bound to the fence's link."""
+    return _address("neighbour", TargetKind.TCP_BOUND, address, port)
+
+
 def _address(what: str, kind: TargetKind, address: str, port: int | None = None) -> Target:
     where = address if port is None else f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
     return Target(name=f"{what} {kind}:{where}", kind=kind, address=address, port=port, alive=False)

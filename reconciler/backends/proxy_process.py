@@ -6,7 +6,6 @@ Does not read decisions for meaning and does not build the fence that it serves.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import subprocess
@@ -17,8 +16,8 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from proxy.record import Record
 from reconciler.backends.process_io import Descriptor, Lines, ended, write
+from reconciler.backends.proxy_lines import LONGEST_LINE, ProxyLines
 
 if TYPE_CHECKING:
     import socket
@@ -27,12 +26,10 @@ if TYPE_CHECKING:
     from anyio.abc import TaskGroup
 
     from proxy.policy import ProxyPolicy
+    from proxy.record import Record
     from reconciler.backends.cgroup import Cgroup
 
-ACKNOWLEDGE_S = 5.0
-"""How long a live proxy may take to acknowledge a newer generation."""
 _END_S = 5.0
-_LONGEST_LINE = 64 * 1024
 _KEPT_DIAGNOSTICS = 2000
 
 
@@ -57,16 +54,11 @@ class ProxyProcess:
         self._process = process
         self._stdin = Descriptor(os.dup(process.stdin.fileno()))
         process.stdin.close()
-        self._decided = decided
         self._pidfd = Descriptor(os.pidfd_open(process.pid))
-        self._news = anyio.Event()
-        self._accepted = -1
-        self._refused: str | None = None
+        self._lines = ProxyLines(decided)
         self._diagnostics = b""
-        self._ready = False
-        self.ended = anyio.Event()
+        self.ended = self._lines.ended
         """Set once the process is gone and its last line was read."""
-        self.canary_arrivals: list[str] = []
 
     @property
     def pid(self) -> int:
@@ -80,18 +72,10 @@ class ProxyProcess:
 
     async def until_ready(self, limit: float) -> ProxyNotReady | None:
         """Wait until it listens with its first policy; None when it does."""
-        ready = False
-        with anyio.move_on_after(limit):
-            ready = await self._until_ready()
-        if ready:
+        if await self._lines.until_ready(limit):
             return None
         state = "ended" if self.ended.is_set() else f"did not become ready within {limit:g} s"
         return ProxyNotReady(f"the proxy {state}: {self.diagnostics or 'it said nothing'}")
-
-    async def _until_ready(self) -> bool:
-        while not (self._ready or self.ended.is_set()):
-            await self._news.wait()
-        return self._ready
 
     async def send(self, policy: ProxyPolicy) -> bool:
         """Write a policy to its input; False when it does not read any more."""
@@ -99,18 +83,7 @@ class ProxyProcess:
 
     async def update(self, policy: ProxyPolicy) -> bool:
         """Hand over a newer generation; False when it is not acknowledged in time, or is not accepted."""
-        if policy.generation <= self._accepted:
-            return False
-        self._refused = None
-        with anyio.move_on_after(ACKNOWLEDGE_S):
-            if not await self.send(policy):
-                return False
-            while self._is_silent_about(policy.generation):
-                await self._news.wait()
-        return self._accepted >= policy.generation
-
-    def _is_silent_about(self, generation: int) -> bool:
-        return self._accepted < generation and self._refused is None and not self.ended.is_set()
+        return await self._lines.update(policy, self.send)
 
     async def end(self) -> None:
         """End its input, which closes everything, and take in its last lines; kill it when it takes too long."""
@@ -139,57 +112,25 @@ class ProxyProcess:
                 await ended(self._pidfd.number)
                 self._process.wait()
         self._pidfd.close()
-        self.ended.set()
-        self._wake()
+        self._lines.end()
 
     async def _watch_errors(self) -> None:
         assert self._process.stderr is not None  # noqa: S101 - checked when it was made
         with self._process.stderr as stream:
-            said = Lines(stream.fileno(), most=_LONGEST_LINE)
+            said = Lines(stream.fileno(), most=LONGEST_LINE)
             while (line := await said.next()) is not None:
                 self._diagnostics = (self._diagnostics + line + b"\n")[-_KEPT_DIAGNOSTICS:]
 
     async def _watch_lines(self) -> None:
         assert self._process.stdout is not None  # noqa: S101 - checked when it was made
         with self._process.stdout as stream:
-            said = Lines(stream.fileno(), most=_LONGEST_LINE)
+            said = Lines(stream.fileno(), most=LONGEST_LINE)
             while (line := await said.next()) is not None:
-                if not self._take(line):
+                if not self._lines.take(line):
                     # What does not keep to its contract may be anything: it loses the fence's only door.
                     self._diagnostics = (self._diagnostics + b"unusable line on stdout\n")[-_KEPT_DIAGNOSTICS:]
                     self.kill()
                     return
-
-    def _take(self, line: bytes) -> bool:
-        try:
-            said = json.loads(line)
-        except ValueError:
-            return False
-        match said:
-            case {"kind": "decision"}:
-                record = Record.parse(said)
-                if record is None:
-                    return False
-                self._decided(record)
-            case {"kind": "ready", "generation": int(generation)}:
-                self._accepted = generation
-                self._ready = True
-            case {"kind": "policy", "accepted": True, "generation": int(generation)}:
-                self._accepted = max(self._accepted, generation)
-            case {"kind": "policy", "accepted": False}:
-                self._refused = str(said.get("message"))
-            case {"kind": "canary", "peer": str(peer)}:
-                self.canary_arrivals.append(peer)
-            case {"kind": "stopped"}:
-                pass
-            case _:
-                return False
-        self._wake()
-        return True
-
-    def _wake(self) -> None:
-        self._news.set()
-        self._news = anyio.Event()
 
 
 @contextlib.asynccontextmanager

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import pytest
 
-from reconciler.backends import docker_launch, docker_look, docker_spec, guard, links
-from reconciler.backends.docker_spec import Role
+from reconciler.backends import docker_launch, docker_look, docker_place, docker_spec, guard, links
+from reconciler.backends.docker_place import Role
 from tests.backends.docker_world import OWNER, Kind, beside
 from tests.backends.world import Recorder, built, launch, refused
 from tests.rig.docker import Runtime, Which
@@ -142,13 +142,19 @@ def forwarding(docker_engines: Engines, monkeypatch: pytest.MonkeyPatch) -> Iter
 def test_a_resolver_that_forwards_is_named_by_the_gate(
     forwarding: DockerOnRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    without(monkeypatch, "gate_container", weaken("Dns", []))
+    def as_the_host_has_it(spec: dict[str, Any]) -> None:
+        # A search list of our own has the engine forget where the host's servers are, which closes it as well.
+        spec["HostConfig"] |= {"Dns": [], "DnsSearch": []}
+
+    without(monkeypatch, "gate_container", as_the_host_has_it)
     found = try_launch(forwarding)
     assert found.code == "gate_failed"
     assert "dns dns-relay:127.0.0.11:53" in found.message
 
 
 def test_a_resolver_that_would_forward_has_nobody_to_ask(forwarding: DockerOnRig) -> None:
+    forwarding.engine.rig.clear()
+
     async def main() -> None:
         async with forwarding.launch(launch("true"), Recorder()) as sandbox:
             built(sandbox)
@@ -237,7 +243,7 @@ def test_an_address_that_the_bridge_gets_during_a_run_is_drift(docker: DockerOnR
         async with docker.launch(job, Recorder()) as sandbox:
             live = built(sandbox)
             await live.start()
-            bridge = docker_spec.link("rf*", OWNER, job.run)
+            bridge = docker_place.link("rf*", OWNER, job.run)
             docker.engine.tool("ip", "address", "add", "10.202.0.1/29", "dev", bridge)
             return await live.drift()
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from reconciler.backends import docker_proof as proof
-from reconciler.backends.docker_spec import Role
+from reconciler.backends.docker_place import Role
 from reconciler.backends.links import Bridge
 from tests.backends.test_docker_spec import GVISOR, WHERE, everything
 

@@ -11,8 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from reconciler.backends import docker_filter, docker_place
 from reconciler.backends import docker_spec as spec
-from reconciler.backends.docker_spec import Role, Slices, Where
+from reconciler.backends.docker_filter import Filters
+from reconciler.backends.docker_place import Role, Slices, Where
 from reconciler.backends.docker_versions import hazards
 from tests.backends.world import launch
 
@@ -26,7 +28,7 @@ WHERE = Where(
     slices=SLICES,
     runtime="runc",
     ipv6=True,
-    seccomp='{"defaultAction":"SCMP_ACT_ERRNO"}',
+    filters=Filters(sandbox='{"defaultAction":"SCMP_ACT_ERRNO"}', proxy='{"defaultAction":"SCMP_ACT_KILL"}'),
 )
 GVISOR = dataclasses.replace(WHERE, runtime="runsc")
 CURRENT, OLD = hazards((29, 8, 0)), hazards((20, 10, 24))
@@ -82,6 +84,30 @@ def test_every_container_is_shut_in(made: spec.Plain) -> None:
     assert host["IpcMode"] == "private"
 
 
+def test_open_files_are_bounded_and_the_bound_is_not_for_the_command_to_raise() -> None:
+    for made in everything(WHERE).values():
+        if "HostConfig" in made:
+            assert {"Name": "nofile", "Soft": 1024, "Hard": 4096} in made["HostConfig"]["Ulimits"]
+
+
+def families(text: str) -> list[object]:
+    """The argument lists under which a filter lets `socket` through."""
+    rows = json.loads(text)["syscalls"]
+    return [row.get("args") for row in rows if "socket" in row["names"] and row["action"] == "SCMP_ACT_ALLOW"]
+
+
+def test_a_sandbox_has_sockets_of_three_families_and_its_proxy_may_ask_for_addresses() -> None:
+    allowed = [[{"index": 0, "value": family, "op": "SCMP_CMP_EQ"}] for family in (1, 2, 10)]
+    filters = docker_filter.read()
+    assert families(filters.sandbox) == allowed
+    route = [{"index": 0, "value": 16, "op": "SCMP_CMP_EQ"}, {"index": 2, "value": 0, "op": "SCMP_CMP_EQ"}]
+    assert families(filters.proxy) == [*allowed, route]
+    options = {
+        name: made["HostConfig"]["SecurityOpt"][1:] for name, made in everything(WHERE).items() if "User" in made
+    }
+    assert options["agent"] == options["gate"] != options["proxy"]
+
+
 def test_values_of_the_environment_are_the_agents_alone() -> None:
     assert "TOKEN=t" in everything(WHERE)["agent"]["Env"]
     for name, made in everything(WHERE).items():
@@ -110,8 +136,12 @@ def test_the_agent_has_an_init_under_runc_and_none_under_gvisor() -> None:
 
 def test_under_gvisor_there_is_room_for_its_own_threads() -> None:
     small = dataclasses.replace(JOB, limits=dataclasses.replace(JOB.limits, pids=1))
-    made = spec.agent_container(GVISOR, "sha256:agent", small, ())
-    assert made["HostConfig"]["PidsLimit"] >= 128
+    containers = (
+        spec.agent_container(GVISOR, "sha256:agent", small, ()),
+        spec.gate_container(GVISOR, "sha256:proxy", small),
+        spec.proxy_container(GVISOR, "sha256:proxy"),
+    )
+    assert [made["HostConfig"]["PidsLimit"] for made in containers if made["HostConfig"]["PidsLimit"] <= 128] == []
 
 
 def test_volumes_of_the_image_are_bounded_and_in_memory() -> None:
@@ -148,7 +178,7 @@ TAKEN = st.lists(
 @given(TAKEN, st.integers(1, 3))
 def test_no_allocated_range_touches_a_taken_one_or_another(taken: list[str], count: int) -> None:
     pool = ipaddress.IPv4Network("10.202.0.0/23")
-    found = spec.allocate(str(pool), taken, count)
+    found = docker_place.allocate(str(pool), taken, count)
     used = [network for text in taken if (network := ipaddress.ip_network(text)).version == 4]
     for index, network in enumerate(found):
         assert network.prefixlen == 29
@@ -160,8 +190,8 @@ def test_no_allocated_range_touches_a_taken_one_or_another(taken: list[str], cou
 
 
 def test_a_used_up_pool_gives_fewer() -> None:
-    assert spec.allocate("10.202.0.0/29", (), 2) == (ipaddress.IPv4Network("10.202.0.0/29"),)
-    assert spec.allocate("10.202.0.0/29", ("10.202.0.0/24",), 1) == ()
+    assert docker_place.allocate("10.202.0.0/29", (), 2) == (ipaddress.IPv4Network("10.202.0.0/29"),)
+    assert docker_place.allocate("10.202.0.0/29", ("10.202.0.0/24",), 1) == ()
 
 
 def test_who_is_where() -> None:

@@ -7,6 +7,7 @@ import sys
 import time
 from pathlib import Path
 
+from tests.e2e.grounds import bubblewrap
 from tests.e2e.installation import Installation
 from tests.rig import Rig
 
@@ -131,7 +132,7 @@ def summary(installation: Installation, stem: str) -> None:
 def main() -> int:
     """Bring up the rig and a temporary host, run the demo, leave nothing."""
     started = time.monotonic()
-    with Rig() as rig, Installation(rig, name="demo-1") as installation:
+    with Rig() as rig, Installation(bubblewrap(rig), name="demo-1") as installation:
         demo(installation)
         title("stopping")
         installation.stop()

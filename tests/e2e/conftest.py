@@ -1,50 +1,80 @@
-"""Owns what every end-to-end test stands on: a host that really has bubblewrap, and an installation for each module."""
+"""Owns what every end-to-end test stands on: a host whose backend was proven, and an installation for each module."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.e2e.grounds import GROUNDS, Ground, Place, Places, wanted
 from tests.e2e.installation import Installation
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.rig import Rig
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run a test on each ground whose list has it."""
+    if "place" not in metafunc.fixturenames:
+        return
+    module = metafunc.module.__name__.rpartition(".")[2]
+    marks = frozenset(mark.name for mark in metafunc.definition.iter_markers())
+    grounds = [ground for ground in GROUNDS if wanted(ground, module, metafunc.definition.originalname, marks)]
+    values = [
+        pytest.param(ground, id=str(ground), marks=[getattr(pytest.mark, ground.backend.value), pytest.mark.rig])
+        for ground in grounds
+    ]
+    metafunc.parametrize("place", values, indirect=True, scope="session")
 
 
 @pytest.fixture(scope="session")
-def fenced_rig(rig_session: Rig) -> Rig:
-    """The rig, on a machine whose bubblewrap passed a canary run; skips with the probe's own words where there is none."""
-    with Installation(rig_session) as installation:
+def places(request: pytest.FixtureRequest) -> Iterator[Places]:
+    """Places, one at a time; what they need is made when a test wants it."""
+    found = Places(
+        lambda: request.getfixturevalue("rig_session"),
+        lambda: request.getfixturevalue("docker_images"),
+    )
+    with contextlib.closing(found):
+        yield found
+    if found.stragglers:
+        pytest.fail("still running in a rig's host namespace:\n  " + "\n  ".join(found.stragglers), pytrace=False)
+
+
+@pytest.fixture(scope="session")
+def place(request: pytest.FixtureRequest, places: Places) -> Place:
+    """Where a test's daemon lives, its backend proven by a canary run; skips with the probe's own words without one."""
+    ground: Ground = request.param
+    standing = places.stand(ground)
+    with Installation(standing) as installation:
         found = json.loads(installation.ringfence("probe", "--json").stdout)["backends"]
-    (bubblewrap,) = [one for one in found if one["name"] == "bubblewrap"]
-    if bubblewrap["state"] != "available":
-        said = f"bubblewrap: {bubblewrap['code']}: {bubblewrap['message']}"
+    (backend,) = [one for one in found if one["name"] == ground.backend]
+    if backend["state"] != "available":
+        said = f"{ground}: {backend['code']}: {backend['message']}"
         # A machine may lack bubblewrap; one on which a fence is built and does not hold has found a bug.
-        if bubblewrap["code"] in {"gate_failed", "canary_failed", "proxy_failed"}:
+        if standing.engine is not None or backend["code"] in {"gate_failed", "canary_failed", "proxy_failed"}:
             pytest.fail(said)
         pytest.skip(said)
-    return rig_session
+    assert backend["isolation"] == ground.isolation
+    return standing
 
 
 @pytest.fixture(scope="module")
-def bare(fenced_rig: Rig) -> Iterator[Installation]:
+def bare(place: Place) -> Iterator[Installation]:
     """A host without a policy and without a daemon, for one module; nothing of a run may be left at its end."""
-    fenced_rig.reset()
-    with Installation(fenced_rig) as installation:
+    place.rig.reset()
+    with Installation(place) as installation:
         yield installation
         installation.stop()
         assert installation.traces() == []
 
 
 @pytest.fixture
-def fresh(fenced_rig: Rig) -> Iterator[Installation]:
+def fresh(place: Place) -> Iterator[Installation]:
     """A host without a policy and without a daemon, for one test; nothing of a run may be left at its end."""
-    fenced_rig.reset()
-    with Installation(fenced_rig) as installation:
+    place.rig.reset()
+    with Installation(place) as installation:
         yield installation
         installation.stop()
         assert installation.traces() == []

@@ -27,7 +27,7 @@ def platform(**fields: object) -> str:
 
 
 def agent(name: str = "helper", allow: Iterable[str] = (), **fields: object) -> str:
-    """Write the document of an agent that bubblewrap may run."""
+    """Write the document of an agent: one that bubblewrap may run, unless `fields` say another image and isolation."""
     head = {"version": 1, "kind": "agent", "name": name, "image": "host", "minimum_isolation": "namespace"}
     return _text({**head, "allow": list(allow), **fields})
 

@@ -16,7 +16,6 @@ import anyio
 
 from reconciler import daemon
 from reconciler.backends.base import LaunchRefused
-from reconciler.backends.bubblewrap import Bubblewrap
 from reconciler.core.policy import BackendName
 from reconciler.host import Host, load_host
 
@@ -25,21 +24,39 @@ if TYPE_CHECKING:
 
     from proxy.policy import ProxyPolicy
     from proxy.record import Record
-    from reconciler.backends.base import Backend, Exit, ExitCode, Launch, Observer, Sandbox, Stream
+    from reconciler.backends.base import (
+        Backend,
+        Exit,
+        ExitCode,
+        Launch,
+        Observer,
+        Planned,
+        Reaped,
+        Sandbox,
+        Stream,
+    )
+    from reconciler.core.choose import Probe
     from reconciler.core.gate_report import GateReport
     from reconciler.core.policy import Isolation
 
-MOMENTS = (
-    "uid",
-    "proxy",
-    "sandbox",
-    "listener handed out",
-    "gate",
-    "start",
-    "exit",
-    "drain",
-    "undo sandbox",
-)
+MOMENTS = {
+    BackendName.BUBBLEWRAP: (
+        "uid",
+        "proxy",
+        "sandbox",
+        "listener handed out",
+        "gate",
+        "start",
+        "exit",
+        "drain",
+        "undo sandbox",
+    ),
+    BackendName.DOCKER: (
+        "gate",
+        "exit",
+        "undo agent container",
+    ),
+}
 """In the order of a run. What has no own name in a launch: the command was let go, has ended, was drained."""
 
 
@@ -123,30 +140,45 @@ class Mortal:
         die_at("drain", self._chosen)
 
 
-class Dying(Bubblewrap):
-    """Bubblewrap under a daemon that dies; probes are left alone."""
+class Dying:
+    """A backend under a daemon that dies; probes are left alone."""
 
-    def __init__(self, host: Host, owner: str, chosen: str) -> None:
-        super().__init__(host, owner)
-        self._chosen = chosen
+    def __init__(self, backend: Backend, chosen: str) -> None:
+        self._backend, self._chosen = backend, chosen
+
+    @property
+    def name(self) -> BackendName:
+        """Its own."""
+        return self._backend.name
+
+    async def probe(self) -> Probe:
+        """Pass it on."""
+        return await self._backend.probe()
+
+    def plan(self, launch: Launch) -> tuple[Planned, ...]:
+        """Pass it on."""
+        return self._backend.plan(launch)
+
+    async def reap(self, live: frozenset[str]) -> tuple[Reaped, ...]:
+        """Pass it on."""
+        return await self._backend.reap(live)
 
     @contextlib.asynccontextmanager
     async def launch(self, launch: Launch, observer: Observer) -> AsyncIterator[Sandbox | LaunchRefused]:
         """Launch, and die at the moment."""
-        chosen = "" if launch.agent == "probe" else self._chosen
-        async with super().launch(launch, Watching(observer, chosen)) as sandbox:
-            yield sandbox if isinstance(sandbox, LaunchRefused) else Mortal(sandbox, chosen)
+        async with self._backend.launch(launch, Watching(observer, self._chosen)) as sandbox:
+            yield sandbox if isinstance(sandbox, LaunchRefused) else Mortal(sandbox, self._chosen)
 
 
 def main() -> None:
     """Run the daemon until it dies."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("moment", choices=MOMENTS)
+    parser.add_argument("moment", choices=sorted({moment for each in MOMENTS.values() for moment in each}))
     parser.add_argument("--host-config", type=Path, required=True)
     given = parser.parse_args()
 
     def backends(host: Host, owner: str) -> Mapping[BackendName, Backend]:
-        return {BackendName.BUBBLEWRAP: Dying(host, owner, given.moment)}
+        return {name: Dying(backend, given.moment) for name, backend in daemon.built_in(host, owner).items()}
 
     host = load_host(given.host_config)
     assert isinstance(host, Host), host

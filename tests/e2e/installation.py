@@ -1,4 +1,4 @@
-"""A whole ringfence host in a temporary directory, with its daemon inside the rig's host namespace."""
+"""A whole ringfence host in a temporary directory, with its daemon where its ground is: in the rig's host namespace."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from tests.e2e import traces
+from tests.e2e import documents, traces
+from tests.e2e.grounds import CHECKOUT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from types import TracebackType
 
-    from tests.rig import Rig
+    from tests.e2e.grounds import Place
 
 BIN = Path(sys.executable).parent
-CHECKOUT = Path(__file__).parents[2]
 NAMESPACE = "governance.weaken@ringfence.v1"
 DAEMON = (str(BIN / "ringfenced"),)
 
@@ -31,10 +31,10 @@ DAEMON = (str(BIN / "ringfenced"),)
 class Installation:
     """host.yaml, policy, trust with one signer (`alice`), state, spool and runtime below one directory of root's."""
 
-    def __init__(self, rig: Rig, *, name: str = "prod-1", settings: Mapping[str, object] | None = None) -> None:
-        self.rig = rig
-        # Below /run, not /tmp: every parent of the policy directory must be writable by root only.
-        self.root = Path(tempfile.mkdtemp(prefix="ringfence-test-", dir="/run"))
+    def __init__(self, place: Place, *, name: str = "prod-1", settings: Mapping[str, object] | None = None) -> None:
+        self.on = place
+        self.rig = rig = place.rig
+        self.root = Path(tempfile.mkdtemp(prefix="ringfence-test-", dir=place.parent))
         self.root.chmod(0o755)
         self.policy = self.root / "policy"
         self.trust = self.root / "trust"
@@ -69,12 +69,15 @@ class Installation:
                 "uid_first": self.uids.start,
                 "uid_count": len(self.uids),
                 "resolvers": [rig.resolver],
+                **place.settings,
                 **(settings or {}),
             }
         )
         (self.trust / "revoked").touch()
         self.add_signer("alice")
         self.daemon: subprocess.Popen[bytes] | None = None
+        self.pid = 0
+        """The daemon's own, as this process sees it."""
         self.log = self.root / "daemon.log"
 
     def __enter__(self) -> Self:
@@ -85,6 +88,9 @@ class Installation:
     ) -> None:
         try:
             self.stop()
+            if self.traces():
+                # A test that killed the daemon and failed before the next one started.
+                self.ringfence("reap", expect=None)
         finally:
             shutil.rmtree(self.root, ignore_errors=True)
 
@@ -144,6 +150,11 @@ class Installation:
         self.start(program)
         self.eventually(lambda: bool(self.status()["policy"]["enabled"]), "the policy is in force")
 
+    def agent(self, name: str = "helper", allow: Sequence[str] = (), **fields: object) -> str:
+        """Write the document of an agent that this host's backend may run."""
+        own = {"image": self.on.image, "minimum_isolation": self.on.ground.isolation.value}
+        return documents.agent(name, allow, **{**own, **fields})
+
     def ringfence(
         self, *arguments: str, expect: int | None = 0, timeout: float = 60
     ) -> subprocess.CompletedProcess[str]:
@@ -155,6 +166,7 @@ class Installation:
             timeout=timeout,
             check=False,
             stdin=subprocess.DEVNULL,
+            env=self.on.environment,
         )
         if expect is not None and done.returncode != expect:
             message = (
@@ -165,7 +177,7 @@ class Installation:
 
     def command(self, *arguments: str) -> list[str]:
         """The argument vector of one CLI command in the host namespace."""
-        return [*self.rig.enter, str(BIN / "ringfence"), *arguments[:1], *self._config(arguments), *arguments[1:]]
+        return [*self.on.enter, str(BIN / "ringfence"), *arguments[:1], *self._config(arguments), *arguments[1:]]
 
     def _config(self, arguments: Sequence[str]) -> list[str]:
         return [] if arguments[0] in {"reason", "check", "audit"} else ["--host-config", str(self.host_config)]
@@ -175,15 +187,20 @@ class Installation:
         before = self.status_time()
         with self.log.open("ab") as log:
             self.daemon = subprocess.Popen(
-                [*self.rig.enter, *program, "--host-config", str(self.host_config)],
+                [*self.on.enter, *program, "--host-config", str(self.host_config)],
                 stdout=log,
                 stderr=log,
                 stdin=subprocess.DEVNULL,
                 cwd=CHECKOUT,
+                env=self.on.environment,
             )
         self.eventually(
             lambda: self.alive() and self.status_time() > before, "the daemon publishes its status", timeout=20
         )
+        self.pid = self.daemon.pid
+        if self.on.engine is not None:
+            # nsenter stays in front of what it starts in another pid namespace, and ends as that does.
+            (self.pid,) = map(int, Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text("ascii").split())
 
     def alive(self) -> bool:
         """Whether the daemon runs; raises with its log when it ended by itself."""
@@ -200,11 +217,11 @@ class Installation:
         if self.daemon is None or self.daemon.poll() is not None:
             self.daemon = None
             return
-        self.daemon.terminate()
+        os.kill(self.pid, signal.SIGTERM)
         try:
             self.daemon.wait(timeout=60)
         except subprocess.TimeoutExpired:
-            self.daemon.kill()
+            os.kill(self.pid, signal.SIGKILL)
             self.daemon.wait(timeout=10)
             raise
         finally:
@@ -213,7 +230,7 @@ class Installation:
     def kill(self) -> None:
         """Kill the daemon with SIGKILL."""
         assert self.daemon is not None
-        os.kill(self.daemon.pid, signal.SIGKILL)
+        os.kill(self.pid, signal.SIGKILL)
         self.daemon.wait(timeout=10)
         self.daemon = None
 

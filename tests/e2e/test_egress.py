@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tests.rig.internet import Arrival, Packet
     from tests.rig.zone import Spec
 
-pytestmark = [pytest.mark.bubblewrap, pytest.mark.rig]
+pytestmark = pytest.mark.rig
 
 HALF = "93.184.216.38"
 """The public half of the mixed answer: nothing else here has a reason to go to it."""
@@ -135,7 +135,7 @@ def seen(bare: Installation) -> Seen:
     bare.adopt(
         {
             "platform": documents.platform(),
-            "agents/helper": documents.agent(allow=ALLOW, deny=DENY),
+            "agents/helper": bare.agent(allow=ALLOW, deny=DENY),
             "egress/org": documents.egress(allow=ORG),
             "egress/team": documents.egress("team", default="allow", deny=["*.pypi.org"]),
         }

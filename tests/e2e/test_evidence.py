@@ -14,19 +14,26 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pytest
 
+from reconciler.core.policy import BackendName
 from reconciler.core.schema import load_schema
 from tests.e2e import documents
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from tests.e2e.grounds import Place
     from tests.e2e.installation import Installation
 
-pytestmark = [pytest.mark.bubblewrap, pytest.mark.rig]
+pytestmark = pytest.mark.rig
 
 SECRET = "swordfish-4711"  # noqa: S105 - looked for where it must not be
 FETCH = {"attempt": "fetch", "do": "proxy_get", "host": "example.com"}
 FLIPS = 200
+VERSIONS = {
+    BackendName.BUBBLEWRAP: {"bubblewrap", "kernel", "python"},
+    BackendName.DOCKER: {"api", "engine", "kernel", "proxy_image", "runtime"},
+}
+"""What decides how well a sandbox isolates."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +65,7 @@ def evidence(bare: Installation) -> Evidence:
     bare.adopt(
         {
             "platform": documents.platform(),
-            "agents/helper": documents.agent(allow=["example.com"], **fields),
+            "agents/helper": bare.agent(allow=["example.com"], **fields),
             "egress/org": documents.egress(default="allow"),
         }
     )
@@ -78,7 +85,7 @@ def evidence(bare: Installation) -> Evidence:
     statuses["with a run alive"] = bare.status()
     bare.cancel("long")
     bare.write("agents/broken", "version: 1\nkind: agent\nname: broken\n")
-    bare.write("agents/helper", documents.agent(allow=["example.com", "evil.com"], **fields))
+    bare.write("agents/helper", bare.agent(allow=["example.com", "evil.com"], **fields))
     bare.sign("CHG-9", documents.statement("CHG-9", {"document": "agents/absent", "field": "/allow", "add": "a.com"}))
     bare.eventually(lambda: bool(bare.status()["policy"]["held"]), "a weakening is held")
     bare.eventually(lambda: bool(bare.status()["policy"]["unused"]), "a statement is unused")
@@ -151,12 +158,12 @@ def test_the_status_is_as_its_schema_says(evidence: Evidence, when: str) -> None
     load_schema("status").validator.validate(evidence.statuses[when])
 
 
-def test_the_status_says_what_was_so(evidence: Evidence) -> None:
+def test_the_status_says_what_was_so(evidence: Evidence, place: Place) -> None:
     statuses = evidence.statuses
     assert statuses["without a policy"]["policy"]["enabled"] is False
     assert statuses["stopped"]["state"] == "stopped"
     (run,) = statuses["with a run alive"]["runs"]
-    assert (run["job"], run["agent"], run["submitter"], run["backend"]) == ("long", "helper", "root", "bubblewrap")
+    assert (run["job"], run["agent"], run["submitter"], run["backend"]) == ("long", "helper", "root", place.backend)
     assert run["run"] == evidence.results["long"]["run"]
     policy = statuses["with problems, held and unused"]["policy"]
     assert policy["held"] == ['agents/helper /allow: add "evil.com"']
@@ -164,15 +171,15 @@ def test_the_status_says_what_was_so(evidence: Evidence) -> None:
     assert [problem for problem in policy["problems"] if problem.startswith("agents/broken.yaml:1:1:")]
 
 
-def test_a_result_names_its_revision_reasons_backend_and_times(evidence: Evidence) -> None:
+def test_a_result_names_its_revision_reasons_backend_and_times(evidence: Evidence, place: Place) -> None:
     result = evidence.results["work"]
     assert result["revision"].startswith("sha256:")
     assert result["reasons"] == ["CHG-1.1"]
     assert (result["backend"]["name"], result["backend"]["isolation"], result["image"]) == (
-        *("bubblewrap", "namespace"),
-        "host",
+        *(place.backend, place.ground.isolation),
+        place.image,
     )
-    assert {"bubblewrap", "kernel", "python"} <= set(result["backend"]["versions"])
+    assert VERSIONS[place.backend] <= set(result["backend"]["versions"])
     assert result["backend"]["evidence"]
     assert [line for line in result["backend"]["why"] if line.startswith("k8s")]
     times = [result["times"][state] for state in ("claimed", "intent", "gated", "started", "exited", "reported")]
@@ -281,6 +288,7 @@ DAMAGES: dict[str, Damage] = {
 }
 
 
+@pytest.mark.bubblewrap
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
 @pytest.mark.usefixtures("evidence")
 def test_a_damaged_log_is_found_and_the_row_named(bare: Installation, copy: Path, damage: Damage) -> None:
@@ -294,6 +302,7 @@ def test_a_damaged_log_is_found_and_the_row_named(bare: Installation, copy: Path
     assert f"the chain is broken at row {expected} (line {expected})" in verify(bare, copy, expect=1)
 
 
+@pytest.mark.bubblewrap
 def test_any_flipped_bit_is_found_and_its_row_named(
     evidence: Evidence, copy: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -318,6 +327,7 @@ def test_any_flipped_bit_is_found_and_its_row_named(
     assert left.value.code == 0
 
 
+@pytest.mark.bubblewrap
 def test_a_log_that_was_rewritten_as_a_whole_does_not_fit_a_head_kept_elsewhere(
     bare: Installation, evidence: Evidence, copy: Path
 ) -> None:

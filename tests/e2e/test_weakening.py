@@ -20,12 +20,14 @@ if TYPE_CHECKING:
 
     from tests.e2e.installation import Installation
 
-pytestmark = [pytest.mark.bubblewrap, pytest.mark.rig]
+pytestmark = pytest.mark.rig
 
 VENDOR, TUNNEL = "api.vendor.com", "api.vendor.com:5432"
 FEW, MANY = ["example.com"], ["example.com", VENDOR, TUNNEL]
 POLLER = """
-import socket, time, urllib.error, urllib.request
+import os, socket, time, urllib.error, urllib.request
+
+proxy = os.environ["HTTP_PROXY"].removeprefix("http://").split(":")
 
 def get():
     try:
@@ -36,7 +38,7 @@ def get():
         return str(error)
 
 def opened():
-    tunnel = socket.create_connection(("127.0.0.1", 3128), 5)
+    tunnel = socket.create_connection((proxy[0], int(proxy[1])), 5)
     tunnel.sendall(b"CONNECT api.vendor.com:5432 HTTP/1.1\\r\\nHost: api.vendor.com:5432\\r\\n\\r\\n")
     head = tunnel.recv(4096)
     return tunnel if head.startswith(b"HTTP/1.1 200") else None
@@ -96,7 +98,7 @@ class Case:
 
     def hold(self) -> None:
         """Add the vendor without a signature and wait until it is held."""
-        self.host.change(self.document, documents.agent(self.agent, MANY))
+        self.host.change(self.document, self.host.agent(self.agent, MANY))
         self.host.eventually(lambda: bool(self.held()), "the weakening is held", timeout=2)
 
     def place(self, statement: str, armor: Callable[[Path], bytes]) -> None:
@@ -147,7 +149,7 @@ def shared(bare: Installation) -> Installation:
     bare.adopt(
         {
             "platform": documents.platform(),
-            **{f"agents/{name}": documents.agent(name, FEW) for name in names},
+            **{f"agents/{name}": bare.agent(name, FEW) for name in names},
             "egress/org": documents.egress(default="allow"),
         }
     )
@@ -167,7 +169,7 @@ def case(shared: Installation, numbers: Iterator[int]) -> Iterator[Case]:
     number = next(numbers)
     mine = Case(shared, f"helper-{number}", f"CHG-{100 + number}")
     yield mine
-    shared.write(mine.document, documents.agent(mine.agent, FEW))
+    shared.write(mine.document, shared.agent(mine.agent, FEW))
     for path in (shared.policy / "reasons").glob(f"{mine.identity}.*"):
         path.unlink()
     shared.eventually(lambda: not mine.held(), "nothing of this test is held")
@@ -246,7 +248,7 @@ def test_signed_it_is_in_force_within_two_seconds_and_a_live_job_reaches_the_hos
 
 def remove_host(case: Case) -> None:
     """Take the vendor off the agent's list."""
-    case.host.write(case.document, documents.agent(case.agent, FEW))
+    case.host.write(case.document, case.host.agent(case.agent, FEW))
 
 
 def remove_statement(case: Case) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,13 +15,19 @@ if TYPE_CHECKING:
     from tests.e2e.installation import Installation
 
 _CGROUPS = Path("/sys/fs/cgroup")
-_FILES = ("run/runs/*", "run/bubblewrap/*/*", "spool/claimed/*", "spool/quarantine/*", "spool/in/*/*/*")
+_OWNER, _ROLE = "ringfence.owner", "ringfence.role"
+"""Labels that everything on an engine carries; their names are a promise to operators."""
+_FILES = (
+    *("run/runs/*", "run/bubblewrap/*/*", "run/docker/*/*"),
+    *("spool/claimed/*", "spool/quarantine/*", "spool/in/*/*/*"),
+)
 
 
 def look(installation: Installation) -> list[str]:
     """Name every process, control group and file of a run that there is."""
     found = [f"process {pid} uid {uid}: {command}" for pid, uid, command in processes(installation)]
     found += [f"control group {path}" for path in cgroups(installation)]
+    found += [f"on the engine: {thing}" for thing in engine(installation)]
     found += [f"file {path}" for pattern in _FILES for path in sorted(installation.root.glob(pattern))]
     return found
 
@@ -47,19 +54,60 @@ def processes(installation: Installation) -> list[tuple[int, int, str]]:
     return found
 
 
+def engine(installation: Installation) -> list[str]:
+    """List the containers, networks, volumes and links of this installation's daemon on its Docker engine."""
+    on = installation.on.engine
+    if on is None:
+        return []
+    mine = owner(installation)
+    rows = [
+        *(("container", row["Names"][0], row["Labels"]) for row in on.get("/containers/json?all=1")),
+        *(("network", row["Name"], row["Labels"]) for row in on.get("/networks")),
+        *(("volume", row["Name"], row["Labels"]) for row in on.get("/volumes")["Volumes"] or ()),
+    ]
+    found = [f"{kind} {name}" for kind, name, labels in rows if (labels or {}).get(_OWNER) == mine]
+    links = json.loads(on.rig.run(["ip", "-json", "link"]).stdout)
+    # An engine has one daemon of ours at a time: what looks like a fence of anybody's is this one's.
+    return found + [f"link {link['ifname']}" for link in links if link["ifname"].startswith(("rf", "rx"))]
+
+
+def owner(installation: Installation) -> str:
+    """Say what the daemon of this installation calls what is its own."""
+    host = load_host(installation.host_config)
+    assert isinstance(host, Host), host
+    return owner_of(host)
+
+
+def containers(installation: Installation, role: str) -> dict[str, int]:
+    """Give name and process of each container of this role that runs, the process as the engine numbers it."""
+    on, mine = installation.on.engine, owner(installation)
+    rows = [] if on is None else on.get("/containers/json")
+    found: dict[str, int] = {}
+    for row in rows:
+        if (row["Labels"].get(_OWNER), row["Labels"].get(_ROLE)) == (mine, role) and on is not None:
+            name = row["Names"][0].lstrip("/")
+            # It may be gone by now.
+            with contextlib.suppress(RuntimeError):
+                state = on.get(f"/containers/{name}/json")["State"]
+                found |= {name: int(state["Pid"])} if state["Running"] else {}
+    return found
+
+
 def sandboxes(installation: Installation) -> list[int]:
     """Pids of what runs inside sandboxes, or holds them together."""
+    if installation.on.engine is not None:
+        return list(containers(installation, "agent").values())
     return [pid for pid, uid, _ in processes(installation) if uid != installation.proxy_uid]
 
 
 def proxies(installation: Installation) -> list[int]:
     """Pids of live proxies."""
+    if installation.on.engine is not None:
+        return list(containers(installation, "proxy").values())
     return [pid for pid, uid, _ in processes(installation) if uid == installation.proxy_uid]
 
 
 def cgroups(installation: Installation) -> list[str]:
     """List the control groups below the one of this installation's daemon, in every hierarchy."""
-    host = load_host(installation.host_config)
-    assert isinstance(host, Host), host
-    name = f"ringfence.{owner_of(host)}"
+    name = f"ringfence.{owner(installation)}"
     return [root for root, _directories, _files in os.walk(_CGROUPS) if f"/{name}/" in f"{root}/"]

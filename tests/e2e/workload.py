@@ -11,13 +11,16 @@ A line is {"attempt", "outcome", "detail"}. Outcomes:
     silent    sent, and nothing came back
     failed    detail.error names the errno, or is `timeout`
     broken    the job is wrong: a test must never take this for a denial
-`timeout` is seconds for each wait. The functions below say what each KIND takes.
+`timeout` is seconds for each wait. The functions below say what each KIND takes. In an attempt `@proxy` stands for the
+proxy's address, `@own` for this sandbox's own, `@gateway` and `@broadcast` for the first and the last of its eight.
 """
 
 from __future__ import annotations
 
 import ctypes
 import errno
+import fcntl
+import ipaddress
 import json
 import mmap
 import os
@@ -27,6 +30,7 @@ import signal
 import socket
 import ssl
 import struct
+import subprocess
 import sys
 import tempfile
 import time
@@ -52,7 +56,10 @@ CLONE = {
 }
 PTRACE_ATTACH, PTRACE_DETACH = 16, 17
 SO_BINDTODEVICE = 25
-ETH_P_IP = 0x0800
+MSG_FASTOPEN = 0x20000000
+SIOCADDRT, SIOCDELRT, SIOCSARP, SIOCDARP = 0x890B, 0x890C, 0x8955, 0x8953
+ETH_P_IP, ETH_P_ARP = 0x0800, 0x0806
+PLACES = r"@(proxy|own|gateway|broadcast)\b"
 
 
 class Job(NamedTuple):
@@ -183,11 +190,12 @@ def query(name: str) -> bytes:
 
 
 def icmp(job: Job, order: Order) -> Outcome:
-    """Send an echo request to `address`, unprivileged (`raw` false) or by a raw socket."""
+    """Send an echo request to `address` that carries `send`, unprivileged (`raw` false) or by a raw socket."""
     six = family(order["address"]) == socket.AF_INET6
     raw = order.get("raw", False)
     protocol = socket.IPPROTO_ICMPV6 if six else socket.IPPROTO_ICMP
-    body = struct.pack("!HH", os.getpid() & 0xFFFF, 1) + b"ringfence workload"
+    data = payload(order) or b"ringfence workload"
+    body = struct.pack("!HH", os.getpid() & 0xFFFF, 1) + data + b"\0" * (len(data) % 2)
     message = bytes([128 if six else 8, 0]) + struct.pack("!H", 0 if six else checksum(b"\x08\0\0\0" + body)) + body
     with socket.socket(family(order["address"]), socket.SOCK_RAW if raw else socket.SOCK_DGRAM, protocol) as pinging:
         pinging.settimeout(job.timeout)
@@ -251,6 +259,98 @@ def packet(_job: Job, order: Order) -> Outcome:
         return (REACHED if sent else FAILED), {"sent": sent, "error": None if sent else "no interface"}
 
 
+def raw_ip(job: Job, order: Order) -> Outcome:
+    """Send a UDP datagram in an IPv4 packet that is made here: any `source` to address:port."""
+    data = payload(order) or b"hello"
+    with socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_RAW) as raw:
+        raw.sendto(
+            ipv4(order.get("source", own_address(job)), order["address"], order["port"], data), (order["address"], 0)
+        )
+    return REACHED, {"sent": True}
+
+
+def ipv4(source: str, address: str, port: int, data: bytes) -> bytes:
+    """Make an IPv4 packet with a UDP datagram from port 40000."""
+    datagram = struct.pack("!HHHH", 40000, port, 8 + len(data), 0) + data
+    ends = socket.inet_aton(source) + socket.inet_aton(address)
+    rest = struct.pack("!BBHHHBB", 0x45, 0, 20 + len(datagram), 1, 0, 64, socket.IPPROTO_UDP)
+    return rest + struct.pack("!H", checksum(rest + b"\0\0" + ends)) + ends + datagram
+
+
+def arp(job: Job, order: Order) -> Outcome:
+    """Claim `address` by ARP on every interface, and ask who has it."""
+    with socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0) as raw:
+        own, wanted = socket.inet_aton(own_address(job)), socket.inet_aton(order["address"])
+        for name in interfaces():
+            raw.bind((name, ETH_P_ARP))
+            mac = raw.getsockname()[4]
+            for operation, sender in ((1, own), (2, wanted)):
+                body = struct.pack("!HHBBH", 1, ETH_P_IP, 6, 4, operation) + mac + sender + b"\xff" * 6 + wanted
+                raw.send(b"\xff" * 6 + mac + struct.pack("!H", ETH_P_ARP) + body)
+    return REACHED, {"sent": interfaces()}
+
+
+def udp_bound(job: Job, order: Order) -> Outcome:
+    """Send a datagram to address:port from a socket that is bound to each interface; `reached` when one is answered."""
+    tries: dict[str, str] = {}
+    for name in interfaces():
+        with socket.socket(family(order["address"]), socket.SOCK_DGRAM) as sending:
+            sending.settimeout(job.timeout)
+            try:
+                sending.setsockopt(socket.SOL_SOCKET, SO_BINDTODEVICE, name.encode())
+                sending.setsockopt(socket.SOL_SOCKET, socket.SO_BROADCAST, 1)
+                sending.sendto(payload(order) or b"hello", target(order["address"], order["port"]))
+                sending.recv(4096)
+            except OSError as refused:
+                tries[name] = errno_name(refused, "timeout")
+                continue
+            return REACHED, {"device": name}
+    return FAILED, {"error": "; ".join(f"{name}: {what}" for name, what in tries.items()) or "no interface"}
+
+
+def broadcast(job: Job, order: Order) -> Outcome:
+    """Send a datagram to a broadcast or multicast address:port over every interface; `silent` when it was sent."""
+    six = family(order["address"]) == socket.AF_INET6
+    for name in interfaces():
+        with socket.socket(family(order["address"]), socket.SOCK_DGRAM) as sending:
+            sending.setsockopt(socket.SOL_SOCKET, socket.SO_BROADCAST, 1)
+            index = socket.if_nametoindex(name)
+            if six:
+                sending.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_MULTICAST_IF, index)
+            else:
+                mine = struct.pack("4s4si", b"\0" * 4, socket.inet_aton(own_address(job)), index)
+                sending.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_IF, mine)
+            sending.sendto(payload(order) or b"hello", (order["address"], order["port"]))
+    return SILENT, {"sent": interfaces()}
+
+
+def fast_open(job: Job, order: Order) -> Outcome:
+    """Send `send` with the very first segment of a TCP connection to address:port."""
+    with socket.socket(family(order["address"]), socket.SOCK_STREAM) as connection:
+        connection.settimeout(job.timeout)
+        connection.sendto(payload(order) or b"hello", MSG_FASTOPEN, target(order["address"], order["port"]))
+        return heard(connection)
+
+
+def scan(job: Job, order: Order) -> Outcome:
+    """Connect to every address of `network` on `ports`, again and again for `seconds`; the own proxy's is left out."""
+    found: set[str] = set()
+    tried, end = 0, time.monotonic() + order["seconds"]
+    while time.monotonic() < end:
+        for address in ipaddress.ip_network(order["network"]).hosts():
+            for port in order["ports"]:
+                if (str(address), port) == job.proxy:
+                    continue
+                tried += 1
+                with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as connection:
+                    connection.settimeout(0.02)
+                    if connection.connect_ex((str(address), port)) == 0:
+                        found.add(f"{address}:{port}")
+        if found:
+            break
+    return (REACHED if found else FAILED), {"found": sorted(found), "tried": tried, "error": "nobody answers"}
+
+
 def vsock(job: Job, order: Order) -> Outcome:
     """Open AF_VSOCK; with `cid` connect to it. Cid 2 is the machine outside this one: nothing may go there."""
     with socket.socket(socket.AF_VSOCK, socket.SOCK_STREAM) as connection:
@@ -289,14 +389,23 @@ def link_local(job: Job, order: Order) -> Outcome:
     return FAILED, {"error": "; ".join(f"{name}: {what}" for name, what in tries.items()) or "no interface"}
 
 
+def own_address(job: Job) -> str:
+    """Say which IPv4 address of ours is towards the proxy."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+        asking.connect(job.proxy)
+        return str(asking.getsockname()[0])
+
+
 def interfaces() -> list[str]:
     """Return every interface but loopback, and loopback where it is all there is."""
-    names = [name for _index, name in socket.if_nameindex()]
+    # Not by netlink, which a fence need not have.
+    lines = Path("/proc/self/net/dev").read_text("ascii").splitlines()[2:]
+    names = [line.partition(":")[0].strip() for line in lines]
     return [name for name in names if name != "lo"] or names
 
 
 def netlink(_job: Job, order: Order) -> Outcome:
-    """Ask the kernel to change the network (`change`: address, route or link), and to undo it where that worked."""
+    """Ask the kernel to change the network (`change`: address, route, link or neighbour), and undo what worked."""
     lo = socket.if_nametoindex("lo")
     place = b"\xc0\0\2\x4d"  # 192.0.2.77
     match order["change"]:
@@ -310,6 +419,10 @@ def netlink(_job: Job, order: Order) -> Outcome:
             new, old = 16, 17
             body = struct.pack("BBHiII", 0, 0, 0, 0, 0, 0) + attribute(3, b"rfworkload\0")
             body += attribute(18, attribute(1, b"veth\0"))
+        case "neighbour":
+            new, old = 28, 29
+            body = struct.pack("BBHiHBB", 2, 0, 0, socket.if_nametoindex(interfaces()[0]), 0x80, 0, 0)
+            body += attribute(1, place) + attribute(2, b"\2\0\0\0\0\1")
         case other:
             return BROKEN, {"error": f"no such change: {other}"}
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0) as route:
@@ -329,6 +442,30 @@ def ask_kernel(route: socket.socket, kind: int, body: bytes, flags: int) -> int:
     route.send(struct.pack("IHHII", 16 + len(body), kind, 0x5 | flags, 1, 0) + body)  # NLM_F_REQUEST | NLM_F_ACK
     (code,) = struct.unpack_from("i", route.recv(8192), 16)
     return -int(code)
+
+
+def ioctl(_job: Job, order: Order) -> Outcome:
+    """Ask for the same by the older way (`change`: route or neighbour), and undo what worked."""
+    here, mask = (
+        struct.pack("H2x4s8x", socket.AF_INET, socket.inet_aton(each)) for each in ("192.0.2.77", "255.255.255.255")
+    )
+    device = interfaces()[0].encode()
+    match order["change"]:
+        case "route":
+            name = ctypes.create_string_buffer(device)
+            new, old = SIOCADDRT, SIOCDELRT
+            there = socket.AF_INET.to_bytes(2, sys.byteorder) + bytes(14)
+            where = (ctypes.addressof(name), 0, 0, 0)
+            body = struct.pack("L16s16s16sHhLPhPLLH", 0, here, there, mask, 0x5, 0, 0, 0, 0, *where)
+        case "neighbour":
+            new, old = SIOCSARP, SIOCDARP
+            body = here + struct.pack("H6s8x", 1, b"\2\0\0\0\0\1") + struct.pack("i16s16s", 0x6, mask, device)
+        case other:
+            return BROKEN, {"error": f"no such change: {other}"}
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+        fcntl.ioctl(asking, new, body)
+        fcntl.ioctl(asking, old, body)
+    return REACHED, {}
 
 
 # --- around the sandbox -----------------------------------------------------------------------------------------------
@@ -469,6 +606,31 @@ def write(_job: Job, order: Order) -> Outcome:
     return REACHED, {"bytes": size}
 
 
+def open_for(_job: Job, order: Order) -> Outcome:
+    """Open what is at `path` to write, or to read with `read`, and change nothing."""
+    os.close(os.open(order["path"], os.O_RDONLY if order.get("read") else os.O_WRONLY))
+    return REACHED, {}
+
+
+def set_uid(_job: Job, order: Order) -> Outcome:
+    """Run the set-uid `command`, as nobody where we are root; `reached` when it is root while it waits for input."""
+    nobody = 65534 if os.getuid() == 0 else None
+    with subprocess.Popen(
+        order["command"],
+        user=nobody,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    ) as running:
+        time.sleep(0.5)
+        status = Path(f"/proc/{running.pid}/status").read_text()
+        running.kill()
+        if running.wait() != -signal.SIGKILL:
+            return BROKEN, {"error": "it had ended before anybody looked"}
+    effective = next(line for line in status.splitlines() if line.startswith("Uid:")).split()[2]
+    return (REACHED, {"uid": 0}) if effective == "0" else (FAILED, {"error": f"uid {effective}"})
+
+
 # --- limits and ends --------------------------------------------------------------------------------------------------
 
 
@@ -565,8 +727,9 @@ def connect(job: Job, address: str, port: int) -> socket.socket:
 
 
 def payload(order: Order) -> bytes:
-    """Return what the order wants sent."""
-    return bytes.fromhex(order["send_hex"]) if "send_hex" in order else str(order.get("send", "")).encode()
+    """Return what the order wants sent: `send` or `send_hex`, and `pad` more bytes."""
+    data = bytes.fromhex(order["send_hex"]) if "send_hex" in order else str(order.get("send", "")).encode()
+    return data + b"x" * int(order.get("pad", 0))
 
 
 def exchange(connection: socket.socket, order: Order) -> Outcome:
@@ -607,10 +770,11 @@ def kinds() -> Mapping[str, Callable[[Job, Order], Outcome]]:
     """Return every kind of attempt by the name a job uses."""
     proxied = (proxy_tls, proxy_get, proxy_raw, proxy_bytes)
     direct = (tcp, udp, dns_udp, dns_tcp, resolve, icmp, unix_abstract, unix_path)
-    sneaky = (packet, vsock, bind_to_device, link_local, netlink)
-    around = (proc_net, ptrace, unshare, setns, mount, syscall, whoami, read, write)
+    tunnels = (raw_ip, arp, udp_bound, broadcast, fast_open, scan)
+    sneaky = (packet, vsock, bind_to_device, link_local, netlink, ioctl)
+    around = (proc_net, ptrace, unshare, setns, mount, syscall, whoami, read, write, open_for, set_uid)
     ends = (memory, forks, output, sleep)
-    return {**{each.__name__: each for each in (*proxied, *direct, *sneaky, *around, *ends)}, "exit": leave}
+    return {**{each.__name__: each for each in (*proxied, *direct, *tunnels, *sneaky, *around, *ends)}, "exit": leave}
 
 
 def attempt(job: Job, order: Order) -> Outcome:
@@ -619,7 +783,7 @@ def attempt(job: Job, order: Order) -> Outcome:
     if kind is None:
         return BROKEN, {"error": f"no such attempt: {order.get('do')}"}
     try:
-        return kind(job, order)
+        return kind(job, placed(job, order))
     except ssl.SSLError as refused:
         return FAILED, {"error": type(refused).__name__, "message": str(refused)}
     except OSError as refused:
@@ -630,6 +794,18 @@ def attempt(job: Job, order: Order) -> Outcome:
         return FAILED, {"error": "MemoryError"}
     except (KeyError, TypeError, ValueError) as wrong:
         return BROKEN, {"error": f"{type(wrong).__name__}: {wrong}"}
+
+
+def placed(job: Job, order: Order) -> Order:
+    """Put addresses in the place of the words that stand for them."""
+    if not re.search(PLACES, json.dumps(order)):
+        return order
+    own = ipaddress.ip_address(own_address(job))
+    around = ipaddress.ip_network(f"{own}/29", strict=False)
+    words = {"@proxy": job.proxy[0], "@own": own, "@gateway": around[1], "@broadcast": around[-1]}
+    text = re.sub(PLACES, lambda found: str(words[found[0]]), json.dumps(order))
+    found: Order = json.loads(text)
+    return found
 
 
 def main(argv: list[str]) -> int:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 AGENT: Final = "agents.invalid/python:test"
-"""python3, coreutils, dash, busybox, and the untrusted workload as /workload.py."""
+"""python3, coreutils, dash, busybox, the untrusted workload as /workload.py, and a set-uid copy of `sleep`."""
 PROXY: Final = "ringfence.invalid/proxy:test"
 _PACKAGE: Final = "usr/lib/ringfence"
 
@@ -55,7 +55,12 @@ def agent_image_tar(archive: Path, *, name: str = AGENT) -> Image:
     """Write the agent's test image. Builds its root file system where the cache lacks it."""
     cache.build(part := cache.agent())
     workload = ROOT / "tests" / "e2e" / "workload.py"
-    layer = _layer({"workload.py": (workload.read_bytes(), 0o644)})
+    with tarfile.open(part.path / "layer.tar") as root:
+        sleep = next(entry for entry in root if entry.name.endswith("bin/sleep"))
+        content = root.extractfile(sleep)
+        if content is None:
+            raise RuntimeError(f"{sleep.name} of the agent's image is no file")
+        layer = _layer({"workload.py": (workload.read_bytes(), 0o644), "set-uid-sleep": (content.read(), 0o4755)})
     config = {"Env": ["PATH=/usr/sbin:/usr/bin:/sbin:/bin"], "Cmd": ["/usr/bin/python3"], "WorkingDir": "/"}
     return write(archive, name=name, architecture="amd64", layers=(part.path / "layer.tar", layer), config=config)
 
