@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import itertools
 import math
 import os
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -27,6 +29,8 @@ from reconciler.reason import Verifier, read_trust
 from reconciler.snapshot import Bounds, NotSettled, Snapshot, take
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from reconciler.clock import Clock
     from reconciler.host import Host
     from reconciler.journal import Journal
@@ -37,6 +41,7 @@ SETTLE_S = 5.0
 _REMEMBER_TIME = timedelta(seconds=60)
 """How far the last time seen may lag behind on disk while nothing else changes."""
 _SOON = timedelta(days=14)
+_BETWEEN_COLLECTIONS = 100_000
 _BATCH = 1000
 """Rows that are written at once: the first pass over a large estate has tens of thousands."""
 
@@ -108,6 +113,31 @@ def evaluate(
         previous: an earlier pass, so that only what changed since is read, judged and compared again. What it did not
             have to do anew, it takes over: the answer is the same as without it.
     """
+    with _rarely_collected():
+        return _evaluated(snapshot, trust, state, now=now, host=host, verifier=verifier, previous=previous)
+
+
+@contextmanager
+def _rarely_collected() -> Iterator[None]:
+    """Look for cycles rarely: a pass over a large estate makes millions of objects, and none of them is in one."""
+    before = gc.get_threshold()
+    gc.set_threshold(_BETWEEN_COLLECTIONS, *before[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+
+
+def _evaluated(
+    snapshot: Snapshot | NotSettled,
+    trust: Trust | TrustBroken,
+    state: State,
+    *,
+    now: datetime,
+    host: Host,
+    verifier: Verifier,
+    previous: Evaluated | None,
+) -> Evaluated:
     if state.last_seen is not None:
         now = max(now, state.last_seen)
     wanted, admissions = Desired(), Admissions()

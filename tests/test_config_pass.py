@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from reconciler import config_pass
+from reconciler.config_pass import evaluate, snapshot_of, trust_of
 from reconciler.core.reconcile import Outcome
 from reconciler.core.trust import NAMESPACE, TrustBroken
 from reconciler.journal import JournalFailed
+from reconciler.reason import Verifier
 from reconciler.snapshot import NotSettled
 from tests.estate import PLATFORM, Estate, agent
 
@@ -505,3 +507,40 @@ def test_no_content_of_the_directory_keeps_in_force_what_has_ended(
     estate.run()
     assert estate.allows() == []
     assert not estate.enabled()
+
+
+def test_what_a_pass_takes_over_is_what_it_would_work_out(estate: Estate) -> None:
+    """Over additions, tightenings, a bad document, a missing directory, expiry and a revocation."""
+
+    def bad() -> None:
+        estate.write(helper="{{{")
+
+    def gone() -> None:
+        (estate.root / "policy").rename(estate.root / "away")
+
+    def back() -> None:
+        (estate.root / "away").rename(estate.root / "policy")
+
+    steps = (
+        lambda: estate.write(other=agent("other", allow=["api.vendor.com"])),
+        lambda: estate.reason(2, add("api.vendor.com", "agents/other"), expires="2026-06-01T13:00:00Z", by=["bob"]),
+        lambda: estate.write(helper=agent(allow=["api.vendor.com", "new.vendor.com"])),
+        bad,
+        gone,
+        lambda: estate.clock.turn(hours=2),
+        back,
+        lambda: estate.write(helper=agent(allow=["api.vendor.com"])),
+        lambda: estate.trust("alice", "bob", revoked="id CHG-1.1\n"),
+    )
+    for step in steps:
+        step()
+        snapshot, trust, state = snapshot_of(estate.host), trust_of(estate.host), estate.config._state
+        now = estate.clock.now()
+        whole = evaluate(snapshot, trust, state, now=now, host=estate.host, verifier=Verifier())
+        found = estate.run()
+        assert found.outcome == whole.outcome
+        assert found.in_force == whole.in_force
+        assert found.admissions == whole.admissions
+        assert found.desired == whole.desired
+        assert found.state == whole.state
+        assert [row.object for row in found.events] == [row.object for row in whole.events]

@@ -11,7 +11,13 @@ from reconciler.commands.console import complain, printable, say, table
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-TEXTS = ["fd00:a:b::/48", "[bold]not markup[/bold]", "a trailing backslash \\", ":smile:", "https://example.com/?a=1&b=[2]"]
+TEXTS = [
+    "fd00:a:b::/48",
+    "[bold]not markup[/bold]",
+    "a trailing backslash \\",
+    ":smile:",
+    "https://example.com/?a=1&b=[2]",
+]
 
 
 @pytest.mark.parametrize("text", TEXTS)

@@ -67,6 +67,9 @@ def container(where: Where, role: Role, spec: Plain, found: Plain | None, *, run
         *_mounts(where, role, found.get("Mounts") or []),
         *_attachment(where, role, found["NetworkSettings"], running=running),
     ]
+    network = where.name(Role.EGRESS if role is Role.PROXY else Role.FENCE)
+    if found["HostConfig"].get("NetworkMode") != network:
+        lines.append(f"its network is {_cut(found['HostConfig'].get('NetworkMode'))}")
     if found["State"]["Running"] != running:
         lines.append("it runs" if found["State"]["Running"] else "it does not run")
     if found.get("ExecIDs"):

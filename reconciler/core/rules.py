@@ -169,7 +169,7 @@ class Covered:
 
     def covers(self, item: Tree, step: Step) -> bool:
         """A wider element licenses a narrower one."""
-        return bool(item == step.item) or self.function.within([step.item], [item])
+        return self.function.covers(item, step.item)
 
 
 @dataclass(frozen=True, slots=True)

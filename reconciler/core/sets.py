@@ -41,6 +41,9 @@ class Elements(Protocol[Atom]):
     def common(self, one: Atom, other: Atom) -> Atom | None:
         """Give the atom that both cover where neither covers the other; None where atoms are nested or disjoint."""
 
+    def may_cover(self, wide: str, narrow: str) -> bool:
+        """Say quickly whether one element could cover another; True decides nothing."""
+
     def witness(self, text: str, outside: frozenset[Atom]) -> str:
         """Give one target or address that the element covers and `outside` does not; empty where there is none."""
 
@@ -70,6 +73,10 @@ class SetFunction(Generic[Atom]):
         rest = here - there
         return not rest or len(self.elements.covered(rest, there)) == len(rest)
 
+    def covers(self, wide: str, narrow: str) -> bool:
+        """Say whether one element covers another."""
+        return wide == narrow or (self.elements.may_cover(wide, narrow) and self.within([narrow], [wide]))
+
     def missing(self, wanted: Sequence[str], present: Sequence[str]) -> list[str]:
         """Give the elements of `wanted` that `present` does not cover, at their finest and then fused."""
         if not wanted or not present:
@@ -93,6 +100,8 @@ class SetFunction(Generic[Atom]):
         if not other:
             return []
         here, there = self.elements.read(one), self.elements.read(other)
+        if here <= there:
+            return list(one)
         left, right = self.elements.covered(here, there), self.elements.covered(there, here)
         between = {self.elements.common(mine, theirs) for mine in here - left for theirs in there - right}
         both = left | right | frozenset(atom for atom in between if atom is not None)
@@ -164,6 +173,11 @@ class Entries:
             return Entry(every.host, every.wildcard, single.port)
         return None
 
+    def may_cover(self, wide: str, narrow: str) -> bool:
+        """Compare the names: an entry covers its own, or those below it."""
+        one, other = _entry(wide), _entry(narrow)
+        return one.host == other.host or (one.wildcard and other.host.endswith(f".{one.host}"))
+
     def witness(self, text: str, outside: frozenset[Entry]) -> str:
         """Name one host and port."""
         index = self._index(outside)
@@ -221,6 +235,10 @@ class Ranges:
         """Give nothing: blocks are nested or disjoint."""
         return
 
+    def may_cover(self, wide: str, narrow: str) -> bool:  # noqa: ARG002 — blocks are cheap to compare
+        """Leave it open."""
+        return True
+
     def witness(self, text: str, outside: frozenset[Network]) -> str:
         """Name one address."""
         left: list[Network] = [ipaddress.ip_network(text)]
@@ -269,6 +287,10 @@ class Names:
     def common(self, one: str, other: str) -> None:  # noqa: ARG002 — names are equal or disjoint
         """Give nothing: names are nested or disjoint."""
         return
+
+    def may_cover(self, wide: str, narrow: str) -> bool:
+        """A name covers itself, and `*` each."""
+        return wide in ("*", narrow)
 
     def witness(self, text: str, outside: frozenset[str]) -> str:  # noqa: ARG002 — a name reaches nothing
         """Give nothing: a name is no target."""

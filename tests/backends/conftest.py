@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from reconciler.backends.base import Backend
+    from tests.backends.docker_world import DockerOnRig
     from tests.rig import Rig
 
 __all__ = ["docker_engines"]
@@ -65,6 +66,16 @@ def bubblewrap(bubblewrap_session: Bubblewrap, in_rig: Rig) -> Bubblewrap:
     """The bubblewrap backend in the rig."""
     del in_rig
     return bubblewrap_session
+
+
+@pytest.fixture
+def docker(
+    request: pytest.FixtureRequest, docker_engines: Engines, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[DockerOnRig]:
+    """A probed docker backend of the kind that the test names (`mutations.on`)."""
+    kind: Kind = request.param
+    with beside(docker_engines.engine(kind.setup), monkeypatch):
+        yield docker_engines.backend(kind, OWNER)
 
 
 @pytest.fixture(

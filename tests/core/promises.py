@@ -90,8 +90,8 @@ def licensed_beyond_the_floor(seen: Seen) -> None:
         assert reach(own["allow"], []) <= reach(here.get("/allow", []), [])
         assert set(own["submitters"]) <= set(here.get("/submitters", []))
         assert set(own["env"]["allow"]) <= set(here.get("/env/allow", []))
-        assert own["limits"]["pids"] <= max([FLOOR["pids"], *here.get("/limits/pids", [])])
-        assert own["limits"]["memory"] <= FLOOR["memory"]
+        for limit, most in FLOOR.items():
+            assert own["limits"][limit] <= max([most, *here.get(f"/limits/{limit}", [])])
         for secret, value in own["secrets"].items():
             blocked = f"/secrets/{secret}/file" in agent["blocked"]
             assert blocked if value["file"] is None else value["file"] in here[f"/secrets/{secret}/file"]

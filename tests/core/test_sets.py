@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from proxy.entry import denies, matches, parse, parse_deny
 from reconciler.core.sets import ALLOWED, DENIED, NAMES, RANGES, SetFunction, set_function
-from tests.strategies import entry_lists, name_lists, range_lists
+from tests.strategies import entries, entry_lists, name_lists, range_lists, ranges
 
 KINDS: dict[str, tuple[SetFunction[Any], st.SearchStrategy[list[str]]]] = {
     "entries of an allow list": (ALLOWED, entry_lists()),
@@ -150,3 +150,18 @@ def test_an_unknown_set_function_is_a_broken_schema() -> None:
     with pytest.raises(ValueError, match="no such set function"):
         set_function({"set": "hosts", "by": "adding"})
     assert set_function("up") is None
+
+
+@pytest.mark.parametrize(
+    ("function", "elements"),
+    [(ALLOWED, entries()), (DENIED, entries()), (RANGES, ranges()), (NAMES, st.sampled_from(("one", "two", "*")))],
+    ids=["entries", "denied entries", "ranges", "names"],
+)
+def test_one_element_covers_another_exactly_when_the_sets_of_one_do(
+    function: SetFunction[Any], elements: st.SearchStrategy[str]
+) -> None:
+    @given(elements, elements)
+    def same(wide: str, narrow: str) -> None:
+        assert function.covers(wide, narrow) == function.within([narrow], [wide])
+
+    same()

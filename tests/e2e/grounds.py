@@ -71,16 +71,14 @@ GROUNDS: Final = (
 _MAIN: Final = GROUNDS[1]
 """The Docker host on which everything is shown: the current engine with nftables, under gVisor."""
 _WHOLE: Final = frozenset(
-    {"test_egress", "test_endings", "test_evidence", "test_weakening", "test_crash", "test_neighbours", "test_attacks"}
+    {"test_egress", "test_endings", "test_evidence", "test_weakening", "test_crash", "test_attacks"}
 )
 _SHORT: Final = frozenset(
     {
         "test_attacks",
         "test_egress",
         "test_endings.test_how_a_command_ends_is_told_apart",
-        "test_endings.test_ten_megabytes_of_output_give_a_bounded_tail",
         "test_weakening.test_signed_it_is_in_force_within_two_seconds_and_a_live_job_reaches_the_host",
-        "test_weakening.test_a_tightening_applies_at_once_and_closes_what_is_open",
         "test_crash.test_kill_9_of_the_running_daemon_stops_what_is_sent_before_anybody_cleans_up",
         "test_crash.test_dockerd_killed_and_started_again_leaves_one_result_and_nothing_else",
     }

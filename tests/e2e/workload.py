@@ -613,7 +613,7 @@ def open_for(_job: Job, order: Order) -> Outcome:
 
 
 def set_uid(_job: Job, order: Order) -> Outcome:
-    """Run the set-uid `command`, as nobody where we are root; `reached` when it is root while it waits for input."""
+    """Run the set-uid `command`, as nobody where we are root; `reached` when it is root."""
     nobody = 65534 if os.getuid() == 0 else None
     with subprocess.Popen(
         order["command"],
@@ -623,10 +623,9 @@ def set_uid(_job: Job, order: Order) -> Outcome:
         stderr=subprocess.DEVNULL,
     ) as running:
         time.sleep(0.5)
+        # Of what has ended meanwhile it tells, too: nobody has waited for it.
         status = Path(f"/proc/{running.pid}/status").read_text()
         running.kill()
-        if running.wait() != -signal.SIGKILL:
-            return BROKEN, {"error": "it had ended before anybody looked"}
     effective = next(line for line in status.splitlines() if line.startswith("Uid:")).split()[2]
     return (REACHED, {"uid": 0}) if effective == "0" else (FAILED, {"error": f"uid {effective}"})
 

@@ -488,7 +488,7 @@ def test_a_cancel_needs_no_slot(house: House) -> None:
                 house.submit(f"{name}.yaml", job("sleep 20"))
             (run,) = jobs.runs
             house.submit("z.yaml", cancel(run))
-            await house.wait_for("a")
+            await until(lambda: house.result("a") is not None)
             assert len(jobs.runs) <= 1
 
     anyio.run(main)

@@ -1,11 +1,10 @@
 """Owns one round of attacks on one installation: a job that tries the whole table, beside a neighbour that works on.
 
-Gives what each attack came to and all that arrived anywhere. Does not say what of it is a defeat; `Round` does.
+Gives what each attack came to and all that arrived anywhere; whether it may is judged by whoever asks `defeats`.
 """
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from dataclasses import dataclass
@@ -20,8 +19,9 @@ from tests.e2e.listeners import Listeners, Target
 from tests.rig import addresses
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
+    from tests.e2e.attacks.control import Shown
     from tests.e2e.attacks.table import Attack
     from tests.e2e.installation import Installation
 
@@ -29,7 +29,7 @@ LISTED: Final = ("example.com", "*.example.com")
 _ABSTRACT: Final = "ringfence-neighbour"
 _POOL: Final = "10.202.0.0/26"
 """The first of what the docker backend gives its runs out of, unless host.yaml says otherwise."""
-_WAIT_S: Final = 0.3
+_WAIT_S: Final = 0.2
 _ALLOWED_PACKETS: Final = frozenset(
     {
         ("udp", addresses.RESOLVER_V4, 53),
@@ -62,7 +62,7 @@ class Round:
     neighbour_decisions: tuple[tuple[str, str], ...]
     newcomer: Mapping[str, Any]
     floods: Mapping[str, Mapping[str, Any]]
-    kept: Mapping[str, int]
+    too_much: Mapping[str, int]
     answered_after_floods: bool
     left: tuple[str, ...]
     seconds: float
@@ -123,6 +123,11 @@ def _rcode(received: str, attack: Attack) -> int:
     return ord(received[at]) & 0xF if len(received) > at else 0
 
 
+def opens(attack: Attack, shown: Mapping[str, Shown]) -> bool:
+    """Say whether an attack came to what it must in the open."""
+    return attack.opens is Open.FENCED or (attack.name in shown and shown[attack.name].holds(attack))
+
+
 def names() -> tuple[Attack, ...]:
     """Give the table as it reads, for no place in particular."""
     ports = {"tcp": 1, "udp": 1, "icmp": None, "unix_abstract": None, "unix_path": None}
@@ -137,7 +142,15 @@ def names() -> tuple[Attack, ...]:
         ]
         listeners.append(Target(name=f"ping of the host at {address}", kind="icmp", address=address, port=None))
     return attacks(
-        Scene(listeners=tuple(listeners), neighbour=("",), proxies=("",), pool="", abstract="", set_uid=("",))
+        Scene(
+            listeners=tuple(listeners),
+            neighbour=("",),
+            proxies=("",),
+            pool="",
+            abstract="",
+            set_uid=("",),
+            host_file="",
+        )
     )
 
 
@@ -174,7 +187,7 @@ def fight(installation: Installation) -> Round:
         arrivals = _arrivals(installation, listening)
         asked = frozenset(rig.asked())
         listening.prove()
-        floods, kept = _flood(installation)
+        floods, too_much = _flood(installation)
         answers = record.read_bytes().count(b"answer 200")
         answered = _answers_on(installation, record, answers)
         ended = installation.cancel("neighbour")
@@ -191,7 +204,7 @@ def fight(installation: Installation) -> Round:
         neighbour_decisions=tuple((one["host"], one["verdict"]) for one in installation.decisions("neighbour")),
         newcomer=newcomer,
         floods=floods,
-        kept=kept,
+        too_much=too_much,
         answered_after_floods=answered,
         left=tuple(installation.traces()),
         seconds=time.monotonic() - begin,
@@ -211,6 +224,7 @@ def _scene(installation: Installation, listening: Listeners) -> Scene:
             pool="127.0.0.0/28",
             abstract=_ABSTRACT,
             set_uid=("/usr/bin/su",),
+            host_file=str(installation.host_config),
         )
     found: dict[str, list[str]] = {}
     for row in engine.get("/containers/json"):
@@ -225,6 +239,7 @@ def _scene(installation: Installation, listening: Listeners) -> Scene:
         pool=_POOL,
         abstract=_ABSTRACT,
         set_uid=("/set-uid-sleep", "5"),
+        host_file=str(installation.host_config),
     )
 
 
@@ -241,14 +256,14 @@ def _arrivals(installation: Installation, listening: Listeners) -> tuple[str, ..
 
 
 def _flood(installation: Installation) -> tuple[dict[str, dict[str, Any]], dict[str, int]]:
-    """Run the floods side by side; gives their results, and the bytes that each leaves on disk."""
+    """Run the floods side by side; gives their results, and the bytes of each result beyond what it may take."""
     for flood in FLOODS:
         installation.drop(flood.stem, documents.script(flood.script, agent="flooder"))
     results = {flood.name: installation.result(flood.stem, timeout=90) for flood in FLOODS}
     kept = {
         flood.name: sum(path.stat().st_size for path in installation.done(flood.stem).iterdir()) for flood in FLOODS
     }
-    return results, {name: max(0, size - KEPT) for name, size in kept.items()}
+    return results, {name: size - KEPT for name, size in kept.items() if size > KEPT}
 
 
 def _answers_on(installation: Installation, record: Path, before: int) -> bool:
@@ -257,9 +272,3 @@ def _answers_on(installation: Installation, record: Path, before: int) -> bool:
         lambda: record.read_bytes().count(b"answer 200") > before, "the neighbour works on", timeout=10
     )
     return True
-
-
-def to_json(rounds: Mapping[str, Round]) -> str:
-    """Give the words of rounds as JSON, for a look at them."""
-    table: Sequence[Attack] = names()
-    return json.dumps({on: {attack.name: one.word(attack) for attack in table} for on, one in rounds.items()}, indent=1)

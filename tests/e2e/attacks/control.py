@@ -1,4 +1,4 @@
-"""Owns the control run: the same attacks where nothing fences them in, as root in a container-like guest of its own rig.
+"""Owns the control run: the same attacks where nothing fences them in, as root in a guest of a rig of its own.
 
 The guest is wired as Docker wires an ordinary container: a bridge on the host, an address and a default route, a
 neighbour beside it. What lives in the host's own namespace alone is tried there. An attack that comes to nothing here
@@ -11,7 +11,6 @@ import contextlib
 import json
 import shutil
 import subprocess
-import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 _BRIDGE: Final = "open0"
+_IP: Final = network.program("ip")
 _PYTHON: Final = "/usr/bin/python3"
 _GATEWAY, _GUEST, _PEER = "10.99.0.1", "10.99.0.2", "10.99.0.3"
 _WAIT_S: Final = 2.0
@@ -71,7 +71,7 @@ def _guest(rig: Rig) -> Iterator[tuple[tuple[str, ...], tuple[str, ...]]]:
         host("ip", "address", "add", address, "dev", _BRIDGE, *(("nodad",) if ":" in address else ()))
     try:
         for number, (where, name) in enumerate(names.items(), start=2):
-            subprocess.run(["ip", "netns", "add", name], check=True, timeout=20)
+            subprocess.run([_IP, "netns", "add", name], check=True, timeout=20)
             host("ip", "link", "add", f"v-{where}", "type", "veth", "peer", "name", "eth0", "netns", name)
             host("ip", "link", "set", f"v-{where}", "master", _BRIDGE, "up")
             inside(name, "ip", "link", "set", "lo", "up")
@@ -86,11 +86,11 @@ def _guest(rig: Rig) -> Iterator[tuple[tuple[str, ...], tuple[str, ...]]]:
         yield rig.instance.enter(names["guest"]), rig.instance.enter(names["peer"])
     finally:
         for name in names.values():
-            subprocess.run(["ip", "netns", "delete", name], check=False, capture_output=True, timeout=20)
+            subprocess.run([_IP, "netns", "delete", name], check=False, capture_output=True, timeout=20)
 
 
 def run() -> dict[str, Shown]:
-    """Try everything in the open, one by one; by the name of the attack. Raises RuntimeError when a listener is dead."""
+    """Try everything in the open, one by one; by the name of the attack. Raises RuntimeError for a dead listener."""
     with contextlib.ExitStack() as stack:
         rig = stack.enter_context(Rig())
         guest, peer = stack.enter_context(_guest(rig))
@@ -113,6 +113,7 @@ def run() -> dict[str, Shown]:
             pool="10.99.0.0/29",
             abstract=names[0],
             set_uid=(str(place / "sleep"), "5"),
+            host_file=str(records[0]),
             scan_s=1.0,
         )
         trial = _Trial(rig=rig, listening=listening, records=tuple(records))
@@ -156,9 +157,7 @@ class _Trial:
             before = sum(self._told())
             said = self._try(attack, prefix)
             if attack.opens is Open.ARRIVES:
-                self.rig.until(
-                    lambda: bool(self._arrivals(before)), timeout_s=_WAIT_S if said["outcome"] != "failed" else 0.1
-                )
+                self._await(before, 0.1 if said["outcome"] == "failed" else _WAIT_S)
             shown = Shown(said["outcome"], tuple(self._arrivals(before)))
             if shown.holds(attack):
                 return shown
@@ -170,6 +169,9 @@ class _Trial:
         done = subprocess.run(argv, capture_output=True, check=True, timeout=60, env={"PATH": "/usr/bin:/bin"})
         said: dict[str, Any] = json.loads(done.stdout)
         return said
+
+    def _await(self, before: int, patience_s: float) -> None:
+        self.rig.until(lambda: bool(self._arrivals(before)), timeout_s=patience_s)
 
     def _told(self) -> list[int]:
         return [record.read_bytes().count(b"arrival") for record in self.records]

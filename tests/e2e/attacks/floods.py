@@ -1,4 +1,4 @@
-"""Owns the jobs that try to use up what is not theirs; each is a job of its own, for it may take its sandbox with it."""
+"""Owns the jobs that try to use up what is not theirs; each is a job of its own: it may take its sandbox with it."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Flood:
     @property
     def stem(self) -> str:
         """The name of its job."""
-        return self.name.replace(" ", "-")
+        return self.name.lower().replace(" ", "-")
 
 
 FLOODS: Final = (

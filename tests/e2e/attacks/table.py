@@ -1,6 +1,6 @@
 """Owns the table of attacks: what is tried, and what it must come to in the open. Runs nothing and judges nothing.
 
-The same table is tried behind every fence; what differs from place to place (ports, a neighbour's addresses) is a Scene.
+The same table is tried behind every fence; what differs from place to place (ports, addresses) is a Scene.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Scene:
     """What the attacker knows of the place: as much as anybody could find out, and more.
 
     `neighbour`: addresses of another sandbox's agent, `proxies` of its proxy, `pool` whence sandboxes get addresses;
-    `abstract` its abstract socket, `set_uid` a command that is root where set-uid counts and waits for its input.
+    `abstract` its abstract socket, `set_uid` a command that is root where set-uid counts, `host_file` a readable file.
     """
 
     listeners: tuple[Target, ...]
@@ -86,6 +86,7 @@ class Scene:
     pool: str
     abstract: str
     set_uid: tuple[str, ...]
+    host_file: str
     scan_s: float = 4.0
 
 
@@ -280,13 +281,11 @@ def _kernel(scene: Scene) -> list[Attack]:
             "/proc/sys/kernel/core_pattern",
             "/proc/sys/kernel/hostname",
             "/proc/sys/vm/overcommit_memory",
-            "/proc/sys/kernel/modprobe",
+            "/proc/sys/kernel/panic",
             "/usr/bin/env",
             "/etc/passwd",
         )
     ]
-    rows += [
-        (f"{path} read", {"do": "open_for", "path": path, "read": True})
-        for path in ("/etc/shadow", "/root/.", "/proc/kmsg")
-    ]
+    rows += [(f"{path} read", {"do": "open_for", "path": path, "read": True}) for path in ("/etc/shadow", "/proc/kmsg")]
+    rows.append(("a file of the host read", {"do": "open_for", "path": scene.host_file, "read": True}))
     return _works(Group.KERNEL, rows)

@@ -32,6 +32,7 @@ COMMAND: Final = "python -m tests.proxy.conformance"
 PEERS: Final = (Peer.SMOKESCREEN, Peer.SQUID, Peer.TINYPROXY)
 PORT: Final = 3300
 _READY_S: Final = 10.0
+FORGETS_S: Final = 1.2
 
 Columns = dict[str, dict[str, list[str] | None]]
 """By proxy and case: what was wrong, or None where the case asks for something that the proxy has no setting for."""
@@ -48,7 +49,7 @@ def ours(rig: Rig, loop: str, cases: list[Case]) -> dict[str, list[str] | None]:
 
 
 def peers(rig: Rig, peer: Peer, cases: list[Case]) -> dict[str, list[str] | None]:
-    """Run every case through a peer; one that keeps answers is started anew for each case that changes a name."""
+    """Run every case through a peer; one that keeps answers gets the time to forget them before a name changes."""
     found: dict[str, list[str] | None] = {}
     running = _started(rig, peer)
     try:
@@ -56,7 +57,9 @@ def peers(rig: Rig, peer: Peer, cases: list[Case]) -> dict[str, list[str] | None
             if {"policy", "occupied"} & case.row.keys():
                 found[case.id] = None
                 continue
-            if (peer is Peer.SQUID and "names" in case.row) or running.process.poll() is not None:
+            if peer is Peer.SQUID and "names" in case.row:
+                time.sleep(FORGETS_S)
+            if running.process.poll() is not None:
                 running.stop()
                 running = _started(rig, peer)
             found[case.id] = _one(rig, PORT, case, strict=False)
