@@ -413,7 +413,7 @@ def _runtime() -> dict[str, Any]:
 def main() -> int:
     """Read the input (stdin, or the file named by the one argument), probe, print the report, exit as it says."""
     if sys.argv[1:] in (["-h"], ["--help"]):
-        sys.stdout.write("usage: ringfence-gate [INPUT.json]\n\nTry from inside a fence what must not work; reads stdin without a file.\n")
+        sys.stdout.write("usage: ringfence-gate [INPUT.json]\n\nTry, from inside a fence, what must not work there.\n")
         return 0
     try:
         # All attempts of all rounds may be open at once.

@@ -202,7 +202,7 @@ def no_filter_on_bridged_frames(docker: DockerOnRig, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(links, "harden", off)
 
 
-@on(CURRENT, DEBIAN)
+@on(CURRENT)
 def test_a_proxy_that_listens_on_its_outer_address_too_is_seen_by_the_gate(
     docker: DockerOnRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
