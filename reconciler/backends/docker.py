@@ -9,6 +9,7 @@ import contextlib
 import re
 import secrets
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,6 +37,15 @@ _OWNER = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _PROC = Path("/proc")
 
 
+@dataclass(frozen=True, slots=True)
+class _Proven:
+    """What a canary run proved, and the versions of everything for which that holds."""
+
+    versions: tuple[dict[str, str], ...]
+    found: Surroundings
+    answer: Available
+
+
 class Docker:
     """Implements `base.Backend`. One for each daemon; `owner` labels everything that it makes on the engine."""
 
@@ -56,7 +66,7 @@ class Docker:
         self._engine = Engine(str(host.docker.socket))
         self._reserved = Reserved()
         self._active: set[str] = set()
-        self._probed: tuple[tuple[dict[str, str], ...], Probe] | None = None
+        self._proven: _Proven | None = None
         self._found: Surroundings | None = None
 
     @property
@@ -71,18 +81,21 @@ class Docker:
             self._found = None
             return found
         versions = tuple(dict(each.versions) for each in found.tries)
-        if self._probed is not None and self._probed[0] == versions and isinstance(self._probed[1], Available):
-            return self._probed[1]
+        if self._proven is not None and self._proven.versions == versions:
+            # What was proven holds again, also after a while in which something was missing.
+            self._found = self._proven.found
+            return self._proven.answer
+        self._found = self._proven = None
         why = list(found.skipped)
         answer: Probe = self._missing("no_runtime", "the engine has no runtime")
         for each in found.tries:
             answer = await self._canary_run(each, tuple(why))
             if isinstance(answer, Available):
                 self._found = each
+                self._proven = _Proven(versions, each, answer)
                 break
             why.append(f"{each.runtime}: {answer.code}: {answer.message}")
             answer = self._missing(answer.code, "; ".join(why))
-        self._probed = (versions, answer)
         return answer
 
     async def _canary_run(self, found: Surroundings, why: tuple[str, ...]) -> Probe:

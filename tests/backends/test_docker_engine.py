@@ -62,10 +62,12 @@ def test_an_engine_that_cannot_bound_containers_is_missing(
     async def lacking(self: Engine) -> dict[str, Any]:
         return {**await real(self), limit: False}
 
-    monkeypatch.setattr(Engine, "info", lacking)
-    found = anyio.run(docker.probe)
+    with monkeypatch.context() as patched:
+        patched.setattr(Engine, "info", lacking)
+        found = anyio.run(docker.probe)
     assert isinstance(found, Missing)
     assert (found.code, limit in found.message) == ("no_limits", True)
+    assert outcome(docker, "true").code is ExitCode.EXITED, "what was missing for a while is there again"
 
 
 @on(CURRENT)
