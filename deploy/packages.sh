@@ -13,6 +13,7 @@ need util-linux nsenter --version
 need openssh-client test -x /usr/bin/ssh-keygen
 need openssl openssl version
 need ca-certificates test -s /etc/ssl/certs/ca-certificates.crt
+need nftables test -x /usr/sbin/nft
 need libseccomp2 sh -c 'ldconfig -p | grep -q libseccomp.so.2'
 need python3 test -x /usr/bin/python3
 need python3-venv "${PYTHON:-python3}" -c 'import ensurepip, venv'

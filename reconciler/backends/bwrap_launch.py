@@ -47,7 +47,7 @@ _INSIDE_S = 10.0
 _READY_S = 10.0
 _GATE_BUDGET_S = 10.0
 _GATE_ROUNDS = 2
-_GATE_INTERVAL_S = 0.05
+_GATE_INTERVAL_S = 0.02
 _OWN_PROCESSES = 2
 """bwrap's outer process and its init, beside the command's."""
 _PROXY_MEMORY, _PROXY_PIDS, _PROXY_CPUS = 256 * 1024 * 1024, 16, 1.0

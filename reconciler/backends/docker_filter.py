@@ -2,7 +2,7 @@
 
 Docker's own profile for a process without capabilities, without 32-bit calls: older engines let AF_VSOCK through, and
 all of them the 32-bit socketcall, which no filter can look into. And without netlink, whose sockets hold memory that no
-control group is charged for (docs/decisions/0011).
+control group is charged for (docs/decisions/0014).
 """
 
 from __future__ import annotations

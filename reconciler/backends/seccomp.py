@@ -13,7 +13,7 @@ NEW_NAMESPACES = 0x0002_0000 | 0x0200_0000 | 0x0400_0000 | 0x0800_0000 | 0x1000_
 _TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
 _LAST_FAMILY = socket.AF_INET6
 _FAMILIES = frozenset({socket.AF_UNIX, socket.AF_INET, socket.AF_INET6})
-"""Not netlink: what waits in such a socket is charged to no control group (docs/decisions/0011)."""
+"""Not netlink: what waits in such a socket is charged to no control group (docs/decisions/0014)."""
 _LOW_32_BITS = 0xFFFF_FFFF
 LAST_REVIEWED = 462
 """The newest call looked at for this table (mseal, Linux 6.10); from 424 on numbers are the same everywhere."""

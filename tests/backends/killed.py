@@ -1,21 +1,33 @@
-"""Owns a process that holds the bubblewrap backend and is killed at one step of a launch: the reaper's test.
+"""Owns a process that holds a backend and is killed at one step of a launch: the reaper's test.
 
-    python -m tests.backends.killed RUNTIME OWNER RUN UID_FIRST STEP
+    python -m tests.backends.killed STEP RUN OWNER RUNTIME bubblewrap UID_FIRST
+    python -m tests.backends.killed STEP RUN OWNER RUNTIME docker IMAGE PROC SETTINGS
 
 STEP is a step's name, `started` (the command runs) or `teardown` (the first undo was done). It kills itself: SIGKILL.
+SETTINGS: what a host says of its engine, as JSON.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import os
 import signal
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import anyio
 
+from reconciler.backends import docker_surroundings
 from reconciler.backends.bubblewrap import Bubblewrap
+from reconciler.backends.docker import Docker
+from reconciler.core.choose import Missing
+from reconciler.host import DockerSettings
 from tests.backends.world import Recorder, built, host, launch
+
+if TYPE_CHECKING:
+    from reconciler.backends.base import Backend
 
 
 def die() -> None:
@@ -36,15 +48,34 @@ class Killer(Recorder):
             die()
 
 
-async def main(*given: str) -> None:
+async def main(*arguments: str) -> None:
     """Launch, start, and get killed on the way."""
-    runtime, owner, run, uid_first, at = given
-    backend = Bubblewrap(host(Path(runtime), uid_first=int(uid_first)), owner)
-    async with backend.launch(launch("sleep", "300", run=run), Killer(at)) as sandbox:
+    at, run, owner, runtime, kind, *given = arguments
+    job = launch("sleep", "300", run=run)
+    backend: Backend
+    if kind == "docker":
+        image, proc, settings = given
+        job = dataclasses.replace(job, image=image)
+        backend = await docker(Path(runtime), owner, Path(proc), settings)
+    else:
+        backend = Bubblewrap(host(Path(runtime), uid_first=int(given[0])), owner)
+    async with backend.launch(job, Killer(at)) as sandbox:
         await built(sandbox).start()
         if at == "started":
             await anyio.sleep(0.1)
             die()
+
+
+async def docker(runtime: Path, owner: str, proc: Path, settings: str) -> Docker:
+    """Give the docker backend with the first runtime that it would try, which its owner has proven already."""
+    said = json.loads(settings)
+    named = DockerSettings(**said | {"socket": Path(said["socket"])})
+    made = Docker(dataclasses.replace(host(runtime), docker=named), owner, proc=proc)
+    found = await docker_surroundings.look(made._host, made._engine)
+    if isinstance(found, Missing):
+        raise SystemExit(f"{found.code}: {found.message}")
+    made._found = found.tries[0]
+    return made
 
 
 if __name__ == "__main__":

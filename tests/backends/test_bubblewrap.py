@@ -52,7 +52,7 @@ def test_a_daemon_killed_at_any_step_leaves_nothing_after_the_reaper(in_rig: Rig
     owner, name = f"killed-{os.getpid()}", f"test-{secrets.token_hex(4)}"
     first = 330_000
     killed = subprocess.run(
-        [sys.executable, "-m", "tests.backends.killed", str(rig_runtime), owner, name, str(first), step],
+        [sys.executable, "-m", "tests.backends.killed", step, name, owner, str(rig_runtime), "bubblewrap", str(first)],
         cwd=ROOT,
         check=False,
         timeout=60,

@@ -21,7 +21,7 @@ from reconciler.backends.docker_engine import Engine
 from reconciler.backends.docker_sandbox import GRACE_S
 from reconciler.core.choose import Available, Missing
 from reconciler.core.policy import Isolation
-from tests.backends.docker_world import GVISOR, OWNER, Kind, beside
+from tests.backends.docker_world import GVISOR, OWNER, DockerOnRig, Kind, beside
 from tests.backends.mutations import CURRENT, DEBIAN, on, slipped, try_launch, weaken, without
 from tests.backends.world import LIMITS, MIB, Recorder, built, launch, refused, run
 from tests.rig.docker import Runtime
@@ -31,7 +31,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from reconciler.backends.base import LaunchRefused
-    from tests.backends.docker_world import DockerOnRig, Engines
+    from reconciler.host import Host
+    from tests.backends.docker_world import Engines
+    from tests.rig.docker import Engine as RigEngine
 
 pytestmark = [pytest.mark.docker, pytest.mark.rig]
 
@@ -151,11 +153,8 @@ def test_a_wait_for_a_container_that_runs_ends_by_itself(docker: DockerOnRig) ->
         job = launch("sleep", "30")
         async with docker.launch(job, Recorder()) as sandbox:
             await built(sandbox).start()
-            engine = Engine(str(docker.engine.socket))
-            engine.speak(await engine.versions())
             with anyio.fail_after(10):
-                assert not await engine.wait(f"ringfence-{job.run}-agent")
-            engine.close()
+                assert not await docker._engine.wait(f"ringfence-{job.run}-agent")
 
     anyio.run(main)
 
@@ -247,9 +246,7 @@ def test_more_sandboxes_than_an_engine_has_networks_by_itself(docker: DockerOnRi
     """Thirty-one, with the default pools; ranges of our own do not run out."""
 
     async def main() -> None:
-        engine = Engine(str(docker.engine.socket))
-        engine.speak(await engine.versions())
-        where = docker_objects.Reserved()
+        engine, where = docker._engine, docker_objects.Reserved()
         async with contextlib.AsyncExitStack() as stack:
             given = [
                 await stack.enter_async_context(docker_objects.ranges(engine, "10.202.0.0/16", where, frozenset()))
@@ -258,7 +255,6 @@ def test_more_sandboxes_than_an_engine_has_networks_by_itself(docker: DockerOnRi
         every = [network for each in given if each is not None for network in (each.fence, each.egress)]
         assert len(every) == 128
         assert not [pair for pair in itertools.combinations(every, 2) if pair[0].overlaps(pair[1])]
-        engine.close()
 
     anyio.run(main)
 
@@ -381,17 +377,23 @@ def test_a_gvisor_that_is_configured_to_open_the_host_is_not_used(
         try:
             made = docker_engines.backend(kind, OWNER)
             host = dataclasses.replace(made._host, docker=dataclasses.replace(made._host.docker, gvisor_runtime="open"))
-            backend = type(made)(host, OWNER, engine, made.image)
-            found = anyio.run(backend.probe)
+            found = anyio.run(probed, host, engine, made.image)
             assert isinstance(found, Available)
             assert found.isolation is Isolation.CONTAINER
             assert any("--network=host" in line for line in found.evidence)
             monkeypatch.setattr(docker_versions, "unsafe_runtime", lambda _arguments: None)
-            believed = anyio.run(type(made)(host, OWNER, engine, made.image).probe)
+            believed = anyio.run(probed, host, engine, made.image)
             assert isinstance(believed, Available)
             assert believed.isolation is Isolation.GVISOR
         finally:
             restarted(docker_engines, kind, before)
+
+
+async def probed(host: Host, engine: RigEngine, image: str) -> object:
+    """Probe once."""
+    backend = DockerOnRig(host, OWNER, engine, image)
+    with contextlib.closing(backend._engine):
+        return await backend.probe()
 
 
 def restarted(docker_engines: Engines, kind: Kind, config: str) -> None:

@@ -1,17 +1,17 @@
-"""Runs the benchmarks: `python -m tests.bench [policy|proxy ...] [--quick]`; status 1 when a bound is not kept."""
+"""Runs the benchmarks: `python -m tests.bench [policy|proxy|run ...] [--quick]`; status 1 when a bound is not kept."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 
-NAMES = ("policy", "proxy")
+NAMES = ("policy", "proxy", "run")
 
 
 def main() -> int:
     """Run those that are named, or all."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"{' or '.join(NAMES)}; all when none is named")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"{', '.join(NAMES)}; all when none is named")
     parser.add_argument(
         "--quick", action="store_true", help="fewer and shorter rounds, nothing written, nothing judged"
     )
@@ -29,6 +29,10 @@ def main() -> int:
         from tests.bench.proxy import __main__ as proxy  # noqa: PLC0415
 
         failed |= proxy.main(quick=options.quick)
+    if "run" in chosen:
+        from tests.bench import run  # noqa: PLC0415
+
+        failed |= run.main(quick=options.quick)
     return failed
 
 

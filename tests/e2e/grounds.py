@@ -83,6 +83,8 @@ _SHORT: Final = frozenset(
         "test_crash.test_dockerd_killed_and_started_again_leaves_one_result_and_nothing_else",
     }
 )
+WHOLE: Final = frozenset({BUBBLEWRAP, _MAIN})
+"""Where everything is shown that there is to show."""
 LISTS: Final[Mapping[Ground, frozenset[str]]] = {
     ground: _WHOLE if ground == _MAIN else _SHORT for ground in GROUNDS if ground.setup is not None
 }

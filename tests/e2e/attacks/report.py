@@ -21,10 +21,10 @@ COMMAND: Final = "python -m tests.e2e.attacks --write"
 _HEAD: Final = f"""# What holds: attacks on the fence
 
 Made by `{COMMAND}`; do not edit. Each line is one attack, run as the workload of a job, with a live
-neighbour beside it and a third sandbox being made meanwhile. A cell says what the attack came to for the workload. Whatever
-it says, nothing arrived: listeners on every address of the host, raw sockets for ICMP, Unix sockets, the neighbour, every
-server of an internet of our own and a sniffer on the only link to it were alive before and after, and a table at the end
-counts what they saw.
+neighbour beside it and a third sandbox being made meanwhile. A cell says what the attack came to for the workload.
+Whatever it says, nothing arrived: listeners on every address of the host, raw sockets for ICMP, Unix sockets, the
+neighbour, every server of an internet of our own and a sniffer on the only link to it were alive before and after, and
+a table at the end counts what they saw.
 
 *In the open* is the control: the same attack as root in a guest that is wired as an ordinary container is (a bridge, an
 address, a default route), where it must come to something. `-`: there is nothing like it in the open.

@@ -23,8 +23,11 @@ if TYPE_CHECKING:
     from tests.proxy.conformance.table import Case
     from tests.rig import Rig
 
-LIMIT_S: Final = 6.0
+LIMIT_S: Final = 4.0
 QUIET_S: Final = 0.3
+CLOSE_S: Final = 1.0
+"""How long after a refusal a connection may still be open."""
+
 DNS_PORT: Final = 53
 
 
@@ -106,7 +109,7 @@ def _converse(client: Client, case: Case, data: bytes, seen: Seen, limit: float)
         continue
     if not is_tunnel or seen.statuses[-1:] != [200]:
         if row.get("closes") or not case.accept:
-            client.until(lambda _: False, 2.0)
+            client.until(lambda _: False, CLOSE_S)
         seen.closed, seen.rest = client.ended, bytes(client.data)
         return
     _send_all(client, then, row.get("pause_s", 0.0))
@@ -119,7 +122,7 @@ def _converse(client: Client, case: Case, data: bytes, seen: Seen, limit: float)
         expected = (lambda got: hears in got) if hears else bool
         client.until(expected, 3.0 if hears or row.get("reaches") else QUIET_S)
     else:
-        client.until(lambda _: False, max(limit, 3.0) if case.slow else 2.0)
+        client.until(lambda _: False, max(limit, 3.0) if case.slow else CLOSE_S)
     seen.closed, seen.rest = client.ended, bytes(client.data)
 
 

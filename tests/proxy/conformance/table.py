@@ -149,6 +149,7 @@ def _dns(row: dict[str, Any]) -> dict[str, Any]:
         "dns": 1,
         "slow": answer in ("silence", "wrong_id"),
     }
+    made["within_s"] = 8
     made |= {key: row[key] for key in ("code", "within_s") if key in row}
     if row["status"] != 200:
         made["connects"] = 0

@@ -149,10 +149,11 @@ def _squid(place: Place, port: int, allow: Sequence[str], debian: Path) -> Path:
     config = place.directory / "squid.conf"
     lines = [
         f"http_port {ADDRESS}:{port}",
-        f'acl allowed dstdomain "{listed}"',
+        # -n: no reverse lookup of an address that somebody asks for
+        f'acl allowed dstdomain -n "{listed}"',
         "acl web port 80 443",
         f"acl private dst {_PRIVATE}",
-        *[f"acl host{at} dstdomain {host}\nacl port{at} port {number}" for at, (host, number) in enumerate(ported)],
+        *[f"acl host{at} dstdomain -n {host}\nacl port{at} port {number}" for at, (host, number) in enumerate(ported)],
         "http_access deny manager",
         # names first, so that what is not listed is not looked up
         *[
@@ -167,7 +168,6 @@ def _squid(place: Place, port: int, allow: Sequence[str], debian: Path) -> Path:
         f"dns_nameservers {place.resolver.rpartition(':')[0]}",
         f"positive_dns_ttl {place.dns_ttl_s} seconds",
         "negative_dns_ttl 1 seconds",
-        "hosts_file none",
         "cache deny all",
         "cache_mem 8 MB",
         "forwarded_for delete",
