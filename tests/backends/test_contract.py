@@ -204,6 +204,29 @@ def test_a_status_of_the_commands_own_is_not_taken_for_a_crash(backend: Backend)
     assert outcome(backend, "sh", "-c", "exit 2") == Exit(code=ExitCode.EXITED, status=2)
 
 
+def test_open_files_are_bounded_and_the_bound_cannot_be_raised(backend: Backend) -> None:
+    recorder = Recorder()
+    outcome(backend, "sh", "-c", "ulimit -Sn; ulimit -Hn; ulimit -Hn 8192 2>/dev/null || echo no", recorder=recorder)
+    assert recorder.stdout == "1024\n4096\nno\n"
+
+
+def test_no_socket_holds_memory_of_the_hosts_that_nobody_is_charged_for(backend: Backend) -> None:
+    """Those of netlink do, but for gVisor's, whose memory is the sandbox's own."""
+    code = """
+import socket
+try:
+    socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0)
+except OSError as error:
+    print("denied")
+print([line.split(":")[0].strip() for line in open("/proc/net/dev").readlines()[2:]])
+"""
+    recorder = Recorder()
+    assert outcome(backend, "python3", "-c", code, recorder=recorder).status == 0
+    denied, interfaces = "denied" in recorder.stdout, recorder.stdout.splitlines()[-1]
+    assert denied is not is_gvisor(backend)
+    assert "'lo'" in interfaces
+
+
 def test_ten_megabytes_of_output_do_not_grow_the_daemon(backend: Backend) -> None:
     recorder = Recorder()
     before = resident()

