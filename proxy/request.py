@@ -22,6 +22,8 @@ _HOP_BY_HOP = frozenset(
     {b"connection", b"http2-settings", b"keep-alive", b"te", b"trailer", b"transfer-encoding", b"upgrade"}
 )
 _REWRITTEN = frozenset({b"host", b"content-length"})
+_NEVER_TRAILING = frozenset({b"content-length", b"host", b"transfer-encoding"})
+"""Fields that no trailer may have (RFC 9110, section 6.5.1); trailers are dropped, and these are refused."""
 _CHUNK_SIZE = re.compile(rb"([0-9A-Fa-f]{1,15})(?:;[\t\x20-\x7e\x80-\xff]*)?")
 
 
@@ -180,6 +182,9 @@ class BodyReader:
                     self.done = True
                     return None
                 self._trailers += 1
-                if self._trailers > MAX_FIELDS or isinstance(parse_fields(line), Malformed):
+                found_fields = parse_fields(line)
+                if self._trailers > MAX_FIELDS or isinstance(found_fields, Malformed):
                     return "the trailer of a chunked body is not acceptable"
+                if any(name in _NEVER_TRAILING for name, _, _ in found_fields):
+                    return "the trailer of a chunked body holds a field of framing or routing"
         return None

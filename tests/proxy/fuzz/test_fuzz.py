@@ -1,9 +1,8 @@
-"""A minute of new bytes for every parser in each test run, from a seed of that run, and all that was ever kept."""
+"""A minute of new bytes for every parser in each test run, always the same ones, and all that was ever kept."""
 
 from __future__ import annotations
 
 import random
-import secrets
 
 import pytest
 
@@ -11,6 +10,7 @@ from tests.proxy.fuzz.fuzzer import CORPUS, Fuzzer
 from tests.proxy.fuzz.targets import TARGETS
 
 SECONDS = 60
+SEED = 9110
 
 
 @pytest.mark.parametrize("name", TARGETS)
@@ -24,8 +24,7 @@ def test_what_was_kept_parses_or_is_refused(name: str) -> None:
 @pytest.mark.fuzz
 @pytest.mark.parametrize("name", TARGETS)
 def test_new_bytes_parse_or_are_refused(name: str) -> None:
-    seed = secrets.randbits(32)
-    fuzzer = Fuzzer(name, random.Random(seed))
-    # the exception holds the input, and the seed makes it again
+    # A test run says the same of the same tree; `python -m tests.proxy.fuzz` goes on with seeds of its own.
+    fuzzer = Fuzzer(name, random.Random(SEED))
     fuzzer.run(SECONDS / len(TARGETS))
-    assert fuzzer.tried > 500, seed
+    assert fuzzer.tried > 500
