@@ -13,9 +13,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import pytest
 
-from reconciler.backends import docker_gate, docker_place, docker_spec, gate_targets, guard, links
-from reconciler.backends.docker_engine import Engine
-from reconciler.backends.docker_place import Role
+from reconciler.backends import docker_gate, docker_spec, gate_targets, guard, links
 from tests.backends.docker_world import OWNER, Kind, beside
 from tests.backends.mutations import (
     CURRENT,
@@ -25,7 +23,6 @@ from tests.backends.mutations import (
     on,
     plain_internal,
     reached,
-    slipped,
     try_launch,
     weaken,
     without,
@@ -35,7 +32,7 @@ from tests.rig.docker import Runtime, Which
 from tests.rig.docker.fixtures import Setup
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from reconciler.backends.docker_place import Where
     from reconciler.backends.docker_versions import Hazards
@@ -266,85 +263,6 @@ def test_a_proxy_forwards_nothing_for_whoever_has_a_route_through_it(
     assert (arrived is not None) is forwards
 
 
-@on(CURRENT)
-def test_an_agent_in_the_proxys_namespace_is_refused(docker: DockerOnRig, monkeypatch: pytest.MonkeyPatch) -> None:
-    def share(spec: dict[str, Any]) -> None:
-        network = next(iter(spec["NetworkingConfig"]["EndpointsConfig"]))
-        spec["HostConfig"] |= {
-            "NetworkMode": f"container:{network.removesuffix('-fence')}-proxy",
-            "Dns": [],
-            "DnsSearch": [],
-        }
-        spec["HostConfig"]["Sysctls"] = {}
-        spec["NetworkingConfig"] = {}
-        spec["Hostname"] = ""
-
-    without(monkeypatch, "agent_container", share)
-    found = try_launch(docker)
-    assert found.code == "fence_failed"
-    assert "agent: networks are" in found.message
-
-
-@on(CURRENT, DEBIAN)
-def test_the_gate_is_gone_before_the_agent_is_created(docker: DockerOnRig, monkeypatch: pytest.MonkeyPatch) -> None:
-    present: dict[str, bool] = {}
-    real = Engine.create_container
-
-    async def looking(self: Engine, name: str, config: Any) -> tuple[str, ...]:
-        if name.endswith("-agent"):
-            present[name] = await self.container(name.removesuffix("agent") + "gate") is not None
-        return await real(self, name, config)
-
-    monkeypatch.setattr(Engine, "create_container", looking)
-
-    async def main() -> None:
-        async with docker.launch(launch("true"), Recorder()) as sandbox:
-            built(sandbox)
-
-    anyio.run(main)
-    assert list(present.values()) == [False]
-
-
-@on(CURRENT, DEBIAN)
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("PortBindings", {"3128/tcp": [{"HostIp": "127.0.0.1", "HostPort": "0"}]}),
-        ("ExtraHosts", ["host.docker.internal:172.17.0.1"]),
-        ("Binds", ["/run:/host:ro"]),
-        ("CapAdd", ["NET_RAW"]),
-        ("Devices", [{"PathOnHost": "/dev/null", "PathInContainer": "/dev/x", "CgroupPermissions": "r"}]),
-        ("PidMode", "host"),
-        ("UTSMode", "host"),
-        ("Privileged", True),
-        ("NetworkMode", "bridge"),
-        ("Dns", ["9.9.9.9"]),
-        ("AutoRemove", True),
-        ("SecurityOpt", ["seccomp=unconfined"]),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "",
-)
-@pytest.mark.parametrize("asked", [False, True], ids=["though not asked for", "though asked for"])
-def test_what_opens_a_container_to_the_host_is_seen_by_inspection(
-    docker: DockerOnRig, monkeypatch: pytest.MonkeyPatch, key: str, value: object, asked: bool
-) -> None:
-    weakened = weaken(key, value)
-
-    def change(spec: dict[str, Any]) -> None:
-        weakened(spec)
-        if spec["HostConfig"]["UTSMode"] == "host":
-            spec["Hostname"] = ""
-
-    if asked:
-        if key in ("Dns", "SecurityOpt"):
-            pytest.skip("what we ask for is compared with what there is; what we ask for is golden")
-        without(monkeypatch, "agent_container", change)
-    else:
-        slipped(monkeypatch, "agent", change)
-    found = try_launch(docker)
-    assert found.code in ("fence_failed", "engine_failed"), found
-
-
 @pytest.fixture
 def forwarding(docker_engines: Engines, monkeypatch: pytest.MonkeyPatch) -> Iterator[DockerOnRig]:
     """A backend on an old engine whose host names a resolver on its own loopback."""
@@ -382,80 +300,6 @@ def test_soft_settings_of_the_bridge_are_seen(docker: DockerOnRig, monkeypatch: 
     assert "arp_ignore is 0" in try_launch(docker).message
 
 
-@on(CURRENT)
-def test_the_guard_is_loaded_again_where_it_was_flushed(docker: DockerOnRig) -> None:
-    no_guard(docker)
-
-    async def main() -> None:
-        async with docker.launch(launch("true"), Recorder()) as sandbox:
-            built(sandbox)
-
-    anyio.run(main)
-    assert "ringfence_guard" in docker.engine.tool("nft", "list", "tables")
-
-
-@on(CURRENT)
-def test_a_guard_that_cannot_be_loaded_refuses(docker: DockerOnRig, monkeypatch: pytest.MonkeyPatch) -> None:
-    no_guard(docker)
-    monkeypatch.setattr(guard, "load", guard.check)
-    assert try_launch(docker).code == "no_guard"
-
-
-@on(CURRENT)
-def test_a_guard_that_is_flushed_during_a_run_is_drift(docker: DockerOnRig) -> None:
-    async def main() -> tuple[str, ...]:
-        async with docker.launch(launch("sleep", "30"), Recorder()) as sandbox:
-            live = built(sandbox)
-            await live.start()
-            assert await live.drift() == ()
-            no_guard(docker)
-            return await live.drift()
-
-    assert any(line.startswith("host guard") for line in anyio.run(main))
-
-
-@on(CURRENT, DEBIAN)
-@pytest.mark.parametrize(
-    ("what", "named"),
-    [
-        (lambda engine, name: engine.docker("network", "connect", "bridge", name), "networks are"),
-        (lambda engine, name: engine.docker("update", "--memory", "64m", "--memory-swap", "64m", name), "Memory is"),
-        (lambda engine, name: engine.docker("exec", "--detach", name, "sleep", "20"), "executes something"),
-        (lambda engine, name: engine.docker("pause", name.replace("-agent", "-proxy")), None),
-    ],
-    ids=["a second network", "another limit", "an exec", "a paused proxy is none"],
-)
-def test_what_is_changed_during_a_run_is_drift(
-    docker: DockerOnRig, what: Callable[[Any, str], object], named: str | None
-) -> None:
-    async def main() -> tuple[str, ...]:
-        job = launch("sleep", "30")
-        async with docker.launch(job, Recorder()) as sandbox:
-            live = built(sandbox)
-            await live.start()
-            await anyio.to_thread.run_sync(what, docker.engine, f"ringfence-{job.run}-agent")
-            found = await live.drift()
-            docker.engine.docker("unpause", f"ringfence-{job.run}-proxy")
-            return found
-
-    lines = anyio.run(main)
-    assert named is None or any(named in line for line in lines), lines
-
-
-@on(CURRENT, DEBIAN)
-def test_an_address_that_the_bridge_gets_during_a_run_is_drift(docker: DockerOnRig) -> None:
-    async def main() -> tuple[str, ...]:
-        job = launch("sleep", "30")
-        async with docker.launch(job, Recorder()) as sandbox:
-            live = built(sandbox)
-            await live.start()
-            bridge = docker_place.link("rf*", OWNER, job.run)
-            docker.engine.tool("ip", "address", "add", "10.202.0.1/29", "dev", bridge)
-            return await live.drift()
-
-    assert any("has the host's address 10.202.0.1" in line for line in anyio.run(main))
-
-
 @on(CURRENT, DEBIAN, runtimes=tuple(Runtime))
 def test_two_sandboxes_do_not_reach_each_others_proxy(docker: DockerOnRig) -> None:
     async def main() -> None:
@@ -472,20 +316,3 @@ def test_two_sandboxes_do_not_reach_each_others_proxy(docker: DockerOnRig) -> No
                 assert report.anchor["address"] != proxy
 
     anyio.run(main)
-
-
-@on(CURRENT)
-def test_the_capability_free_agent_is_what_the_kernel_shows(
-    docker: DockerOnRig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    without(monkeypatch, "proxy_container", weaken("CapDrop", []))
-    found = try_launch(docker)
-    assert "proxy: CapEff" in found.message or "CapPrm" in found.message or "CapBnd" in found.message
-
-
-def test_links_are_read_where_the_thread_is(docker_engines: Engines, monkeypatch: pytest.MonkeyPatch) -> None:
-    with beside(docker_engines.engine(CURRENT), monkeypatch):
-        assert links.look("rf-none") is None
-        assert links.look("docker0") is not None
-    assert Path("/proc/sys/net/ipv4").is_dir()
-    assert Role.AGENT in set(Role)

@@ -257,7 +257,7 @@ class Everything:
     @classmethod
     def of(cls, host: Installation) -> Everything:
         """Look at everything but what the daemon rewrites by itself."""
-        files = [path for path in host.root.rglob("*") if path.is_file() and path.name != "status.json"]
+        files = [path for path in host.root.rglob("*") if path.is_file() and "status.json" not in path.name]
         return cls({str(path): path.stat().st_mtime_ns for path in files}, len(host.rows()), host.traces())
 
 
