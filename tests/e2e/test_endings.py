@@ -135,7 +135,8 @@ def ended_so(result: dict[str, Any], ending: Ending) -> None:
     if ending.oom and result["backend"]["isolation"] == "gvisor":
         # All memory is gVisor's own process's, and with that everything ends.
         expected = ("oom", None)
-    assert (result["code"], result["status"], result["oom_killed"]) == (*expected, ending.oom)
+    seen = (result["code"], result["status"], result["oom_killed"])
+    assert seen == (*expected, ending.oom), result["message"]
     assert result["refusal"] is None
     assert result["message"]
 
