@@ -1,4 +1,4 @@
-"""Owns loading the host guard into the kernel and reading it back; what it says is written elsewhere."""
+"""Owns loading tables of ours into the kernel and reading them back; what they say is written elsewhere."""
 
 from __future__ import annotations
 
@@ -6,12 +6,17 @@ import json
 import shutil
 import subprocess
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from reconciler.backends import nft
+from reconciler.backends import nft, nft_table
+
+if TYPE_CHECKING:
+    from reconciler.backends.nft_table import Table
 
 _CALL_S = 10.0
 _PATH = "/usr/sbin:/sbin:/usr/bin:/bin"
 NO_NFT = "nft is not installed (Debian: apt-get install nftables); the host guard needs it"
+HOST = (nft.GUARD,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,31 +26,45 @@ class GuardFailed:
     lines: tuple[str, ...]
 
 
-def check() -> GuardFailed | None:
-    """Read the guard back; None when it is in place exactly as it must be."""
+def check(tables: tuple[Table, ...] = HOST) -> GuardFailed | None:
+    """Read tables back; None when each is in place exactly as it must be, whatever its sets hold."""
+    lines: list[str] = []
+    for table in tables:
+        found = listed(table)
+        if isinstance(found, GuardFailed):
+            return found
+        lines += nft_table.differences(table, found)
+    return GuardFailed(tuple(lines)) if lines else None
+
+
+def load(tables: tuple[Table, ...] = HOST) -> GuardFailed | None:
+    """Load tables in place of what they were, all or none, and read them back; None when they are in place then."""
+    failed = change("".join(nft_table.text(table) for table in tables))
+    return check(tables) if failed is None else failed
+
+
+def listed(table: Table) -> dict[str, object] | GuardFailed | None:
+    """Give what the kernel shows of a table; None when there is none."""
     program = _program()
     if program is None:
         return GuardFailed((NO_NFT,))
-    shown = _run(program, "-j", "list", "table", nft.FAMILY, nft.TABLE)
+    shown = _run(program, "-j", "list", "table", table.family, table.name)
     if shown.returncode:
-        return GuardFailed((f"the table {nft.FAMILY} {nft.TABLE} is not loaded",))
+        return None
     try:
-        listed = json.loads(shown.stdout)
+        found = json.loads(shown.stdout)
     except ValueError:
         return GuardFailed(("nft answers what is no JSON",))
-    lines = nft.differences(listed)
-    return GuardFailed(lines) if lines else None
+    return found if isinstance(found, dict) else GuardFailed(("nft answers what is no listing",))
 
 
-def load() -> GuardFailed | None:
-    """Load the guard in place of what it was, and read it back; None when it is in place then."""
+def change(text: str) -> GuardFailed | None:
+    """Have nft do what a text says, in one transaction."""
     program = _program()
     if program is None:
         return GuardFailed((NO_NFT,))
-    done = _run(program, "-f", "-", given=nft.text())
-    if done.returncode:
-        return GuardFailed((f"nft does not load the guard: {done.stderr.strip()[:300]}",))
-    return check()
+    done = _run(program, "-f", "-", given=text)
+    return GuardFailed((f"nft does not load the guard: {done.stderr.strip()[:300]}",)) if done.returncode else None
 
 
 def _program() -> str | None:

@@ -7,68 +7,97 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from reconciler.backends import guard, nft
+from reconciler.backends import guard, nft, nft_table, pod_guard
 from tests.backends.docker_world import beside
 from tests.rig.docker.fixtures import Setup
 
 if TYPE_CHECKING:
+    from reconciler.backends.nft_table import Table
     from tests.backends.docker_world import Engines
 
 
-def listed() -> dict[str, Any]:
-    """What `nft -j` shows of the guard once it is loaded (version 1.0.6), counters and handles included."""
-    rows: list[dict[str, Any]] = [{"metainfo": {"version": "1.0.6"}}, {"table": {"family": "inet", "name": nft.TABLE}}]
-    for hook, rules in nft._CHAINS.items():
-        chain = {"family": "inet", "table": nft.TABLE, "name": hook, "handle": 1, "type": "filter", "hook": hook}
-        rows.append({"chain": {**chain, "prio": -210, "policy": "accept"}})
+TABLES = (nft.GUARD, *pod_guard.tables(pod_guard.DAEMON))
+
+
+def listed(table: Table) -> dict[str, Any]:
+    """What `nft -j` shows of a table once it is loaded (version 1.0.6), counters and handles included."""
+    own: dict[str, Any] = {"family": table.family, "table": table.name, "handle": 1}
+    rows: list[dict[str, Any]] = [
+        {"metainfo": {"version": "1.0.6"}},
+        {"table": {"family": table.family, "name": table.name}},
+    ]
+    for name, types in table.sets.items():
+        rows.append(
+            {"set": {**own, "name": name, "type": list(types) if types[1:] else types[0], "flags": ["timeout"]}}
+        )
+    for hook, rules in table.chains.items():
+        chain = {**own, "name": hook, "type": "filter", "hook": hook}
+        rows.append({"chain": {**chain, "prio": table.priority, "policy": "accept"}})
         for matches, verdict in rules:
             shown = [
                 {"counter": {"packets": 3, "bytes": 9}} if part == "counter" else part
-                for part in nft._expressions(matches, verdict)
+                for part in nft_table.expressions(matches, verdict)
             ]
-            rows.append({"rule": {"family": "inet", "table": nft.TABLE, "chain": hook, "handle": 2, "expr": shown}})
+            rows.append({"rule": {**own, "chain": hook, "expr": shown}})
     return {"nftables": rows}
 
 
-def test_what_was_loaded_is_what_is_shown() -> None:
-    assert nft.differences(listed()) == ()
+def chain_of(found: dict[str, Any]) -> dict[str, Any]:
+    return next(row["chain"] for row in found["nftables"] if "chain" in row)
 
 
-@pytest.mark.parametrize("number", range(2, len(listed()["nftables"])), ids=lambda number: f"row {number}")
-def test_each_chain_and_each_rule_that_is_missing_is_found(number: int) -> None:
-    found = listed()
-    del found["nftables"][number]
-    assert nft.differences(found)
+@pytest.mark.parametrize("table", TABLES, ids=str)
+def test_what_was_loaded_is_what_is_shown(table: Table) -> None:
+    assert nft_table.differences(table, listed(table)) == ()
+
+
+@pytest.mark.parametrize("table", TABLES, ids=str)
+def test_each_set_each_chain_and_each_rule_that_is_missing_is_found(table: Table) -> None:
+    for number in range(2, len(listed(table)["nftables"])):
+        found = listed(table)
+        gone = found["nftables"].pop(number)
+        assert nft_table.differences(table, found), gone
 
 
 @pytest.mark.parametrize(
-    ("key", "value"), [("policy", "drop"), ("prio", 0), ("hook", "prerouting"), ("type", "nat")], ids=str
+    ("key", "value"), [("policy", "drop"), ("prio", 0), ("hook", "postrouting"), ("type", "nat")], ids=str
 )
 def test_a_chain_that_is_another_is_found(key: str, value: object) -> None:
-    found = listed()
-    found["nftables"][2]["chain"][key] = value
-    assert nft.differences(found)
+    for table in TABLES:
+        found = listed(table)
+        chain_of(found)[key] = value
+        assert nft_table.differences(table, found)
 
 
-def test_a_rule_more_and_a_chain_more_are_found() -> None:
-    found = listed()
+@pytest.mark.parametrize(("key", "value"), [("type", "ether_type"), ("flags", ["interval"])], ids=str)
+def test_a_set_that_is_another_is_found(key: str, value: object) -> None:
+    table = pod_guard.inet(pod_guard.DAEMON)
+    found = listed(table)
+    found["nftables"][2]["set"][key] = value
+    assert nft_table.differences(table, found)
+
+
+def test_a_rule_more_a_chain_more_and_a_set_more_are_found() -> None:
+    table = nft.GUARD
+    found = listed(table)
     more = copy.deepcopy(next(row for row in found["nftables"] if "rule" in row))
     more["rule"]["expr"] = [{"accept": None}]
     found["nftables"].insert(3, more)
-    assert nft.differences(found)
-    found = listed()
-    found["nftables"].append({"chain": {"name": "mine"}})
-    assert nft.differences(found)
+    assert nft_table.differences(table, found)
+    for kind in ("chain", "set"):
+        found = listed(table)
+        found["nftables"].append({kind: {"name": "mine"}})
+        assert nft_table.differences(table, found)
 
 
 @pytest.mark.parametrize("value", [None, [], {}, {"nftables": None}], ids=repr)
 def test_what_is_no_listing_is_no_guard(value: object) -> None:
-    assert nft.differences(value)
+    assert nft_table.differences(nft.GUARD, value)
 
 
 def test_what_was_dropped_is_counted() -> None:
-    drops = sum(verdict == "drop" for rules in nft._CHAINS.values() for _, verdict in rules)
-    assert nft.counters(listed()) == 3 * drops
+    drops = sum(verdict == "drop" for rules in nft.GUARD.chains.values() for _, verdict in rules)
+    assert nft_table.dropped(listed(nft.GUARD)) == 3 * drops
 
 
 @pytest.mark.docker
