@@ -29,6 +29,8 @@ class Bad:
 
 _REMEMBERED = 8192
 """Texts of which the value is kept: in a large estate most are written many times."""
+_LONGEST_REMEMBERED = 512
+"""Characters of such a text: hostile ones would be kept for ever at 256 KiB each."""
 
 Value = str | int
 """What a text of some format means: canonical text, bytes, seconds, or Unix seconds."""
@@ -67,9 +69,13 @@ _STEERING_VARIABLES = frozenset(
 _STEERING_PREFIXES = ("LD_", "DYLD_", "PYTHON", "BASH_FUNC_", "RINGFENCE_", "GIT_CONFIG")
 
 
-@functools.lru_cache(maxsize=_REMEMBERED)
-def parse(name: str, text: str) -> Value | Bad:  # noqa: C901, PLR0912 — one arm for each format, none decides for another
+def parse(name: str, text: str) -> Value | Bad:
     """Read `text` as the format `name`. An unknown format name raises ValueError: the schema is broken."""
+    return (_parse if len(text) <= _LONGEST_REMEMBERED else _parse.__wrapped__)(name, text)
+
+
+@functools.lru_cache(maxsize=_REMEMBERED)
+def _parse(name: str, text: str) -> Value | Bad:  # noqa: C901, PLR0912 — one arm for each format, none decides for another
     match name:
         case "entry":
             return _named(parse_entry(text))

@@ -11,28 +11,19 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import yaml
 from yaml.resolver import Resolver
 
+from reconciler.core.problem import Problem, Problems
+from reconciler.core.text import BAD_SCALAR, text_of
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
+
+__all__ = ["Bounds", "Document", "Position", "Problem", "Tree", "join", "load", "split"]
 
 Tree: TypeAlias = Any
 """A JSON value: dict with string keys, list, str, int, float, bool, None. Any, because JSON is recursive."""
 
 Position: TypeAlias = tuple[int, int]
 """Line and column, both from 1; columns count characters."""
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class Problem:
-    """One finding: where it is and what to write instead. `where` is a JSON pointer, empty for the whole document."""
-
-    file: str
-    line: int
-    column: int
-    where: str
-    message: str
-
-    def __str__(self) -> str:
-        return f"{self.file}:{self.line}:{self.column}: {self.where or '/'}: {self.message}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,28 +70,24 @@ def split(pointer: str) -> tuple[str, ...]:
     return tuple(token.replace("~1", "/").replace("~0", "~") for token in pointer.split("/")[1:])
 
 
-_HIDDEN = (
-    "\x00-\x08\x0b-\x1f\x7f-\x9f"  # controls, C1 (with U+0085), carriage return
-    "\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"  # zero width, bidi, separators
-    "\U000e0000-\U000e007f"  # tags
-)
-_BAD_TEXT = re.compile(f"[\t{_HIDDEN}]")
-_BAD_SCALAR = re.compile(f"[{_HIDDEN}\ud800-\udfff]")  # an escape may write a tab: it is seen for what it is
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 _WORDS: Mapping[str, bool | None] = {"true": True, "false": False, "null": None}
 _YAML_1_1_BOOLEANS = frozenset({"y", "Y", "n", "N"})  # in the 1.1 specification, not in PyYAML's table
+_MAX_NAME = 512  # characters of a key with all keys around it: each node below has them in its pointer
+_MAX_REMEMBERED = 256  # characters of a text of which it is remembered what YAML takes it for
 _MAX_NUMBER = 40  # characters; longer ones are no quantity, and int() is quadratic
 
 
 def load(file: str, data: bytes, *, bounds: Bounds | None = None) -> Document | tuple[Problem, ...]:
     """Read one strict YAML document.
 
-    `file` is only a name for problems. Answers every problem that can be found, sorted, else the document. Strict is:
+    `file` is only a name for problems. Answers every problem that can be found (the first of them and a count, where
+    there are very many), sorted, else the document. Strict is:
     UTF-8 without BOM or invisible characters, one document, a map at the top, string keys, no duplicate keys, no
     anchors, aliases, merge keys, tags or directives, only JSON's scalars typed. Never raises for any bytes.
     """
     bounds = bounds or Bounds()
-    text = _text(file, data, bounds)
+    text = text_of(file, data, bounds.bytes)
     if isinstance(text, tuple):
         return text
     reader = _Reader(file, bounds)
@@ -109,40 +96,10 @@ def load(file: str, data: bytes, *, bounds: Bounds | None = None) -> Document | 
             if not reader.take(event):
                 break
     except yaml.MarkedYAMLError as error:
-        reader.problems.append(_syntax(file, text, error))
+        reader.problems.add(_syntax(file, text, error))
     except yaml.YAMLError:
-        reader.problems.append(Problem(file, 1, 1, "", "is not YAML; write one YAML document"))
+        reader.problems.add(Problem(file, 1, 1, "", "is not YAML; write one YAML document"))
     return reader.finish()
-
-
-def _text(file: str, data: bytes, bounds: Bounds) -> str | tuple[Problem, ...]:
-    if len(data) > bounds.bytes:
-        return (
-            Problem(file, 1, 1, "", f"has {len(data)} bytes; at most {bounds.bytes} are read (max_bytes of the host)"),
-        )
-    try:
-        text = data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        column = error.start - data.rfind(b"\n", 0, error.start)
-        return (Problem(file, line, column, "", "is not UTF-8; save the file as UTF-8 without a byte order mark"),)
-    if problems := tuple(_invisible(file, text)):
-        return problems
-    return text
-
-
-def _invisible(file: str, text: str) -> Iterator[Problem]:
-    if _BAD_TEXT.search(text) is None:
-        return
-    for number, line in enumerate(text.split("\n"), start=1):
-        for found in _BAD_TEXT.finditer(line):
-            name = f"U+{ord(found[0]):04X}"
-            advice = {
-                "\t": "indent with spaces",
-                "\r": "end lines with a line feed only",
-                "\ufeff": "save the file without a byte order mark",
-            }.get(found[0], "remove it")
-            yield Problem(file, number, found.start() + 1, "", f"holds the invisible character {name}; {advice}")
 
 
 def _syntax(file: str, text: str, error: yaml.MarkedYAMLError) -> Problem:
@@ -174,7 +131,7 @@ class _Reader:
     __slots__ = ("_bounds", "_file", "_keys", "_nodes", "_positions", "_stack", "_top", "_written", "problems")
 
     def __init__(self, file: str, bounds: Bounds) -> None:
-        self.problems: list[Problem] = []
+        self.problems = Problems()
         self._file = file
         self._bounds = bounds
         self._stack: list[_Open] = []
@@ -199,9 +156,9 @@ class _Reader:
     def finish(self) -> Document | tuple[Problem, ...]:
         """Answer the document, or all problems, sorted."""
         if not self.problems and (not self._top or not isinstance(self._top[0], dict)):
-            self.problems.append(Problem(self._file, 1, 1, "", "is not a map; begin with `version: 1` and `kind:`"))
+            self.problems.add(Problem(self._file, 1, 1, "", "is not a map; begin with `version: 1` and `kind:`"))
         if self.problems:
-            return tuple(sorted(set(self.problems)))
+            return self.problems.sorted()
         return Document(
             file=self._file, value=self._top[0], positions=self._positions, keys=self._keys, written=self._written
         )
@@ -247,8 +204,13 @@ class _Reader:
             self._unmarked(event, at, parent.pointer)
             self._problem(at, parent.pointer, "has a key that is not a string; write a plain name")
             return False
-        parent.key = event.value
         pointer = join(parent.pointer, event.value)
+        if len(pointer) > _MAX_NAME:
+            advice = f"at most {_MAX_NAME} are read; shorten it"
+            self._problem(at, parent.pointer, f"has a key of {len(pointer)} characters with those around it; {advice}")
+            parent.key, parent.fresh = event.value[:1], False  # its value is read on for problems, and goes nowhere
+            return True
+        parent.key = event.value
         self._unmarked(event, at, pointer)
         self._scalar(event, at, pointer, is_key=True)
         parent.fresh = event.value not in parent.value
@@ -283,7 +245,7 @@ class _Reader:
         text = event.value
         if event.style:  # quoted or a block; the C parser's plain style is an empty string
             # Only escapes can write what the text of the file does not show, and only double quotes have them.
-            if event.style == '"' and (found := _BAD_SCALAR.search(text)):
+            if event.style == '"' and (found := BAD_SCALAR.search(text)):
                 self._problem(at, pointer, f"holds the invisible character U+{ord(found[0]):04X}; remove it")
             return text
         what = "key" if is_key else "value"
@@ -311,7 +273,7 @@ class _Reader:
         return number
 
     def _problem(self, at: Position, pointer: str, message: str) -> None:
-        self.problems.append(Problem(self._file, at[0], at[1], pointer, message))
+        self.problems.add(Problem(self._file, at[0], at[1], pointer, message))
 
 
 def _position(event: yaml.Event) -> Position:
@@ -327,9 +289,13 @@ def _child(parent: _Open | None) -> str:
     return join(parent.pointer, parent.key or "")
 
 
-@functools.lru_cache(maxsize=4096)
 def _typed_by_yaml_1_1(text: str) -> bool:
     """Say whether PyYAML's table of YAML 1.1 takes this plain scalar for something else than a string."""
+    return (_typed if len(text) <= _MAX_REMEMBERED else _typed.__wrapped__)(text)
+
+
+@functools.lru_cache(maxsize=4096)
+def _typed(text: str) -> bool:
     table = Resolver.yaml_implicit_resolvers
     for _, pattern in table.get(text[0], ()):
         if pattern.match(text):

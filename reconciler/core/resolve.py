@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from reconciler.core import formats
 from reconciler.core.load import Document, Problem, join
+from reconciler.core.problem import Problems
 from reconciler.core.sets import set_function
 
 if TYPE_CHECKING:
@@ -47,21 +48,33 @@ def resolve(document: Document, schema: Schema) -> Resolved | tuple[Problem, ...
     `null` is the same as leaving a key out, unless the schema's type has null.
     """
     value = _without_nulls(document.value, schema.root)
-    problems: list[Problem] = []
+    problems = Problems()
     sound = schema.fits(value)
     if not sound:
-        errors = list(schema.validator.iter_errors(value))
-        if not errors:  # the two validators disagree, and a document passes only where both say so
-            return (document.problem("", f"is not of the schema of {schema.kind}; write it as the reference says"),)
         # A file of another kind or version is wrong in everything; only that is worth saying.
-        errors = [error for error in errors if error.validator == "const"] or errors
-        problems.extend(problem for error in errors for problem in _structure(document, error))
-        if errors[0].validator == "const":
-            return tuple(sorted(set(problems)))
+        problems.take(_another_kind(document, value, schema.root))
+        if problems:
+            return problems.sorted()
+        # Errors are made one by one, as they are asked for: of a file with many only those that are told.
+        problems.take(
+            problem for error in schema.validator.iter_errors(value) for problem in _structure(document, error)
+        )
+        if not problems:  # the two validators disagree, and a document passes only where both say so
+            return (document.problem("", f"is not of the schema of {schema.kind}; write it as the reference says"),)
+    if problems.full:
+        problems.leave()
+        return problems.sorted()
     resolved = _value(value, schema.root, "", _Into(document, problems, sound))
     if problems:
-        return tuple(sorted(set(problems)))
+        return problems.sorted()
     return Resolved(file=document.file, kind=schema.kind, value=resolved, positions=document.positions)
+
+
+def _another_kind(document: Document, value: dict[str, Tree], root: Node) -> Iterable[Problem]:
+    """Say which of the fields that make a document one of its kind has another value; true is not 1 here."""
+    for key, node in root.get("properties", {}).items():
+        if "const" in node and key in value and (value[key] != node["const"] or isinstance(value[key], bool)):
+            yield document.problem(join("", key), f"is not {node['const']}; write {node['const']}")
 
 
 def default(node: Node) -> Tree:
@@ -86,7 +99,7 @@ class _Into:
     """Where problems go, the document whose positions they carry, and whether its structure is that of the schema."""
 
     document: Document
-    problems: list[Problem]
+    problems: Problems
     sound: bool
 
 
@@ -142,8 +155,6 @@ def _structure(document: Document, error: ValidationError) -> Iterable[Problem]:
                     yield document.problem(join(pointer, key), "is missing; write it")
         case "type":
             yield document.problem(pointer, _wrong_type(document, pointer, instance, error.schema))
-        case "const":
-            yield document.problem(pointer, f"is not {wanted}; write {wanted}")
         case "enum":
             yield document.problem(pointer, f"is none of the choices; write one of {', '.join(map(str, wanted))}")
         case "minimum" | "minLength" | "minItems":
@@ -210,10 +221,10 @@ def _map(value: dict[str, Tree], node: Node, pointer: str, into: _Into | None) -
     if isinstance(others, dict):
         for key in sorted(value.keys() - fields.keys()):
             below = join(pointer, key)
-            if into is not None and "x-keys" in node:
+            if into is not None and "x-keys" in node and not into.problems.full:
                 name = formats.parse(node["x-keys"], key)
                 if isinstance(name, formats.Bad):
-                    into.problems.append(into.document.problem(below, name.message, on_key=True))
+                    into.problems.add(into.document.problem(below, name.message, on_key=True))
             resolved[key] = _value(value[key], others, below, into)
     return resolved
 
@@ -229,14 +240,17 @@ def _list(value: list[Tree], node: Node, pointer: str, into: _Into | None) -> li
 
 def _text(value: str, node: Node, pointer: str, into: _Into | None) -> Tree:
     name = node["x-format"]
+    if into is not None and into.problems.full:
+        into.problems.leave()
+        return None
     parsed = formats.parse(name, value)
     if isinstance(parsed, formats.Bad):
         if into is None:
             raise ValueError(f"the schema's default {value!r} is not of its format {name}: {parsed.message}")
-        into.problems.append(into.document.problem(pointer, parsed.message))
+        into.problems.add(into.document.problem(pointer, parsed.message))
         return None
     if into is not None and (advice := out_of_bounds(node, parsed)):
-        into.problems.append(into.document.problem(pointer, advice))
+        into.problems.add(into.document.problem(pointer, advice))
     return parsed
 
 

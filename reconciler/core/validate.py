@@ -10,20 +10,36 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from reconciler.core import formats
-from reconciler.core.load import Document, Problem, load
+from reconciler.core.load import Problem, load
 from reconciler.core.memory import Pool
+from reconciler.core.problem import fewer
 from reconciler.core.resolve import Resolved, resolve
 from reconciler.core.schema import Schema, load_schema
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from reconciler.core.load import Bounds, Tree
+    from reconciler.core.load import Bounds, Position, Tree
 
 __all__ = ["Desired", "Schema", "desired", "document_of", "load_schema", "resolve", "validate"]
 
 PLATFORM = "platform"
 _FOLDERS = {"agents": "agent", "egress": "egress"}
+_MOST_IN_ALL = 1000
+"""Problems of all files after which only the first of each further file is told."""
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """What came of one document by itself: its resolved value, or why it is bad. So the next pass reads only changes.
+
+    `digest` is the SHA-256 of its bytes, `image` where the host's files are named as image.
+    """
+
+    digest: str
+    value: Tree
+    problems: tuple[Problem, ...] = ()
+    image: Position | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,13 +51,13 @@ class Desired:
     bad: frozenset[str] = frozenset()
     """Documents that are there and not valid, and `platform` where it is missing beside others."""
     problems: tuple[Problem, ...] = ()
-    """Of all documents, sorted."""
+    """Of all documents, sorted; of files with very many the first, and a count."""
     ignored: tuple[str, ...] = ()
     """Files that are no document, statement or signature; they are never read."""
     statements: tuple[str, ...] = ()
     """Files below reasons/, for whoever verifies signatures; they are not read here."""
-    digests: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """SHA-256 of each valid document's bytes, so that the next pass reads only what changed."""
+    judged: Mapping[str, Judged] = field(default_factory=dict, repr=False)
+    """Each document that is there, good or bad."""
 
     @property
     def empty(self) -> bool:
@@ -53,12 +69,10 @@ def desired(files: Mapping[str, bytes], *, bounds: Bounds | None = None, previou
     """Read every policy document of a snapshot.
 
     `files` maps each path relative to the directory, with `/`, to its bytes. With `previous` a document whose bytes did
-    not change is taken over from it. Never raises for any bytes; what is wrong is in `problems`.
+    not change is taken over from it, and so is what was wrong with it. Never raises for
+    any bytes; what is wrong is in `problems`.
     """
-    documents: dict[str, Tree] = {}
-    digests: dict[str, str] = {}
-    bad: set[str] = set()
-    problems: list[Problem] = []
+    judged: dict[str, Judged] = {}
     sources: dict[str, str] = {}
     pool = Pool()
     for file in sorted(files):
@@ -67,34 +81,37 @@ def desired(files: Mapping[str, bytes], *, bounds: Bounds | None = None, previou
             continue
         sources[name] = file
         digest = hashlib.sha256(files[file]).hexdigest()
-        if previous is not None and previous.digests.get(name) == digest:
-            documents[name], digests[name] = previous.documents[name], digest
-            continue
-        resolved = validate(file, files[file], bounds=bounds)
-        if isinstance(resolved, Resolved):
-            documents[name], digests[name] = pool.put(resolved.value), digest
-        else:
-            bad.add(name)
-            problems.extend(resolved)
+        known = None if previous is None else previous.judged.get(name)
+        if known is None or known.digest != digest:
+            known = _judged(digest, validate(file, files[file], bounds=bounds), pool)
+        judged[name] = known
+    bad = {name for name, one in judged.items() if one.problems}
+    problems: set[Problem] = set()
     if sources and PLATFORM not in sources:
         bad.add(PLATFORM)
-        problems.append(
-            Problem("platform.yaml", 1, 1, "", "is missing; write it, with `enabled` to switch sandboxes on")
-        )
-    for name in sorted(documents):
-        if message := _image_against_platform(name, documents):
-            document = load(sources[name], files[sources[name]], bounds=bounds)
-            if isinstance(document, Document):
-                problems.append(document.problem("/image", message))
+        problems.add(Problem("platform.yaml", 1, 1, "", "is missing; write it, with `enabled` to switch sandboxes on"))
+    platform = judged[PLATFORM].value if PLATFORM not in bad and PLATFORM in judged else None
+    for name, one in judged.items():
+        problems.update(one.problems if len(problems) < _MOST_IN_ALL else fewer(one.problems))
+        if one.image is not None and (message := _image_against_platform(platform)):
             bad.add(name)
+            problems.add(Problem(sources[name], *one.image, "/image", message))
     return Desired(
-        documents={name: value for name, value in documents.items() if name not in bad},
+        documents={name: one.value for name, one in judged.items() if name not in bad},
         bad=frozenset(bad),
-        problems=tuple(sorted(set(problems))),
+        problems=tuple(sorted(problems)),
         ignored=tuple(file for file in sorted(files) if document_of(file) is None and not _of_a_reason(file)),
         statements=tuple(file for file in sorted(files) if _of_a_reason(file)),
-        digests={name: digest for name, digest in digests.items() if name not in bad},
+        judged=judged,
     )
+
+
+def _judged(digest: str, resolved: Resolved | tuple[Problem, ...], pool: Pool) -> Judged:
+    if not isinstance(resolved, Resolved):
+        return Judged(digest, None, resolved)
+    value = pool.put(resolved.value)
+    of_the_host = resolved.kind == "agent" and value["image"] == "host"
+    return Judged(digest, value, image=resolved.positions.get("/image", (1, 1)) if of_the_host else None)
 
 
 def document_of(file: str) -> str | None:
@@ -134,11 +151,8 @@ def validate(file: str, data: bytes, *, bounds: Bounds | None = None) -> Resolve
     return tuple(sorted(problems)) or resolved
 
 
-def _image_against_platform(name: str, documents: Mapping[str, Tree]) -> str | None:
-    platform = documents.get(PLATFORM)
-    if platform is None or not name.startswith("agents/") or documents[name]["image"] != "host":
-        return None
-    if platform["backend"] in ("auto", "bubblewrap"):
+def _image_against_platform(platform: Tree) -> str | None:
+    if platform is None or platform["backend"] in ("auto", "bubblewrap"):
         return None
     named = platform["backend"]
     return f"is host, which only bubblewrap can run, and platform.yaml names {named}; write an image by digest"

@@ -1,11 +1,11 @@
-"""Runs the benchmarks: `python -m tests.bench [policy|proxy|run ...] [--quick]`; status 1 when a bound is not kept."""
+"""Runs the benchmarks: `python -m tests.bench [NAME ...] [--quick]`; status 1 when a bound is not kept."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 
-NAMES = ("policy", "proxy", "run")
+NAMES = ("policy", "bombs", "proxy", "run")
 
 
 def main() -> int:
@@ -25,6 +25,10 @@ def main() -> int:
         from tests.bench import policy  # noqa: PLC0415
 
         failed |= policy.main()
+    if "bombs" in chosen:
+        from tests.bench import bombs  # noqa: PLC0415
+
+        failed |= bombs.main()
     if "proxy" in chosen:
         from tests.bench.proxy import __main__ as proxy  # noqa: PLC0415
 

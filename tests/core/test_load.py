@@ -11,7 +11,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reconciler.core.load import Bounds, Document, Problem, join, load, split
+from reconciler.core.load import Bounds, Document, Problem, _typed, join, load, split
 from reconciler.core.resolve import resolve
 from reconciler.core.schema import load_schema
 
@@ -218,3 +218,52 @@ def test_pointers_join_and_split_back(tokens: list[str]) -> None:
     for token in tokens:
         pointer = join(pointer, token)
     assert list(split(pointer)) == tokens
+
+
+MANY = {
+    "invisible characters": ("a: " + "\x01" * 5000, 5000),
+    "invisible characters on lines of their own": ("\t\n" * 5000, 5000),
+    "words that YAML takes for booleans": ("a:\n" + "- no\n" * 5000, 5000),
+    "duplicate keys": ("a: 1\n" * 5001, 5000),
+    "one more than are told": ("a:\n" + "- no\n" * 101, 101),
+}
+
+
+@pytest.mark.parametrize(("text", "count"), MANY.values(), ids=MANY)
+def test_of_very_many_problems_the_first_are_told_and_the_others_counted(text: str, count: int) -> None:
+    found = problems(text)
+    assert len(found) == 101
+    assert found[-1].message == f"… and {count - 100} more problems; mend these first"
+    assert list(found[:-1]) == sorted(found[:-1])
+    assert list(found) == sorted(found, key=lambda problem: (problem.line, problem.column))
+
+
+def test_as_many_problems_as_are_told_need_no_count() -> None:
+    found = problems("a:\n" + "- no\n" * 100)
+    assert len(found) == 100
+    assert "more problems" not in found[-1].message
+
+
+def test_a_message_is_cut_where_the_file_would_fill_it() -> None:
+    (found,) = problems(f"a: {'1_' * 50_000}1\n")
+    assert len(found.message) < 1100
+
+
+LONG_KEYS = {
+    "one that is long": f'? "{"k" * 100_000}"\n: [{", ".join(["1"] * 1000)}]\n',
+    "many in each other": "".join(f"{' ' * n}{'k' * 200}{n}:\n" for n in range(10)) + " " * 10 + "a: 1\n",
+}
+
+
+@pytest.mark.parametrize("text", LONG_KEYS.values(), ids=LONG_KEYS)
+def test_keys_are_short_for_every_node_below_has_them_in_its_pointer(text: str) -> None:
+    found = problems(text)
+    assert "shorten it" in found[0].message
+    assert all(len(problem.where) < 600 for problem in found)
+    assert len(found[0].message) < 200
+
+
+def test_a_long_text_is_not_kept_when_its_file_is_gone() -> None:
+    _typed.cache_clear()
+    problems(f"a: {'1_' * 50_000}1\nb: 1_000\n")
+    assert _typed.cache_info().currsize == len(("a", "b", "1_000"))

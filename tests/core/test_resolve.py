@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
@@ -19,6 +20,11 @@ from reconciler.core.resolve import Resolved, resolve
 from reconciler.core.schema import load_schema
 from reconciler.core.sets import ALLOWED
 from tests.strategies import IMAGE, agents, resolved
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from jsonschema import ValidationError
 
 DATA = Path(__file__).parent.parent / "data" / "entries.yaml"
 CASES = yaml.load(DATA.read_text("utf-8"), Loader=yaml.SafeLoader)  # noqa: TID251 — our own table
@@ -287,3 +293,61 @@ def test_an_unknown_format_is_a_broken_schema() -> None:
 def test_resolving_a_valid_document_twice_gives_the_same(document: dict[str, Any]) -> None:
     assert resolved("agent", document) == resolved("agent", document)
     assert isinstance(Resolved(file="", kind="", value=document, positions={}).problem("/a/b", "x"), Problem)
+
+
+class _Counting:
+    """A validator that counts the errors that it was asked for."""
+
+    def __init__(self) -> None:
+        self.inner = load_schema("agent").validator
+        self.made = 0
+
+    def iter_errors(self, value: object) -> Iterator[ValidationError]:
+        for error in self.inner.iter_errors(value):
+            self.made += 1
+            yield error
+
+
+MANY = {
+    "entries that are numbers": {"allow": [1] * 5000},
+    "entries without a dot": {"allow": [f"a{n}" for n in range(5000)]},
+    "variables that steer": {"env": {"allow": [f"LD_{n}" for n in range(5000)]}},
+    "unknown fields": {f"a{n}": 1 for n in range(5000)},
+    "secrets that are numbers": {"secrets": {f"a{n}": 1 for n in range(5000)}},
+}
+
+
+@pytest.mark.parametrize("fields", MANY.values(), ids=MANY)
+def test_once_enough_is_told_of_a_document_no_more_is_looked_for(
+    fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parsed = 0
+
+    def parse(name: str, text: str) -> formats.Value | formats.Bad:
+        nonlocal parsed
+        parsed += 1
+        return original(name, text)
+
+    original = formats.parse
+    monkeypatch.setattr(formats, "parse", parse)
+    document = load("a.yaml", json.dumps(AGENT | fields).encode())
+    assert isinstance(document, Document), document
+    counting = _Counting()
+    found = resolve(document, dataclasses.replace(load_schema("agent"), validator=counting))  # type: ignore[arg-type]  # as much of one as is used
+    assert isinstance(found, tuple)
+    assert len(found) == 101
+    assert "more problems" in found[-1].message
+    assert counting.made <= 101
+    assert parsed <= 150
+
+
+@pytest.mark.parametrize(
+    ("fields", "where"),
+    [
+        pytest.param({"kind": "egress", "alow": 1}, ["/kind"], id="another kind"),
+        pytest.param({"version": True}, ["/version"], id="a version that is no number"),
+        pytest.param({"version": 2, "kind": "x"}, ["/kind", "/version"], id="another version and kind"),
+    ],
+)
+def test_of_a_document_of_another_kind_or_version_only_that_is_told(fields: dict[str, Any], where: list[str]) -> None:
+    assert sorted(problems("agent", AGENT | fields)) == where

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from typing import TYPE_CHECKING
+
 import pytest
 
-from reconciler.core.load import Bounds
+from reconciler.core import validate as module
+from reconciler.core.load import Bounds, Problem
 from reconciler.core.validate import desired, document_of
 from tests.core.scene import agent, egress, platform, problems_of
+
+if TYPE_CHECKING:
+    from reconciler.core.resolve import Resolved
 
 BASE = platform(enabled=True)
 
@@ -122,3 +129,35 @@ def test_problems_are_sorted_by_file_and_line() -> None:
     found = desired({"egress/b.yaml": b"a: no\nb: on\n", "agents/a.yaml": b"x: 0755\n"}).problems
     assert list(found) == sorted(found)
     assert [problem.file for problem in found] == ["agents/a.yaml", "egress/b.yaml", "egress/b.yaml", "platform.yaml"]
+
+
+def test_a_bad_document_that_does_not_change_is_not_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    files = platform(backend="docker") | HOST_IMAGE | {"agents/bad.yaml": b"a: no\n", "egress/bad.yaml": b"\xff"}
+    first = desired(files)
+    read: list[str] = []
+
+    def validate(file: str, data: bytes, *, bounds: Bounds | None = None) -> Resolved | tuple[Problem, ...]:
+        read.append(file)
+        return original(file, data, bounds=bounds)
+
+    original = module.validate
+    monkeypatch.setattr(module, "validate", validate)
+    assert desired(files, previous=first) == first
+    assert read == []
+    assert desired(files | {"agents/bad.yaml": b"a: on\n"}, previous=first).bad == first.bad
+    assert read == ["agents/bad.yaml"]
+
+
+def test_a_bad_document_that_is_mended_is_good_again() -> None:
+    first = desired(BASE | {"agents/helper.yaml": b"a: no\n"})
+    assert desired(BASE | agent(), previous=first) == desired(BASE | agent())
+
+
+def test_of_very_many_bad_files_each_is_named_and_what_is_told_stays_readable() -> None:
+    bad = b"a:\n" + b"- no\n" * 500
+    found = desired(BASE | {f"agents/a{number}.yaml": bad for number in range(300)})
+    told = Counter(problem.file for problem in found.problems)
+    assert len(told) == len(found.bad) == 300
+    assert told["agents/a0.yaml"] == 101
+    assert sum(told.values()) < 1000 + 101 + 2 * 300
+    assert "more problems" in [one for one in found.problems if one.file == "agents/a99.yaml"][-1].message
