@@ -166,6 +166,9 @@ _IPV4 = (
     _row("168.63.129.16", Kind.PLATFORM),
 )
 
+NON_PUBLIC_IPV4 = tuple(f"{inet_ntop(AF_INET, network.base)}/{network.prefix}" for network, _ in _IPV4)
+"""Every IPv4 range that is never dialled, for whoever keeps the proxy from them by other means too."""
+
 
 def _by_first_byte(table: _Table) -> dict[int, _Table]:
     found: dict[int, _Table] = {}

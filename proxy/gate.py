@@ -3,6 +3,7 @@
 One file, standard library only, kept to what Python 3.8 can run: it is executed by whatever interpreter stands behind
 the fence (`python3 -I -S gate.py < input.json > report.json`). It exits 0 only when everything holds, 1 when something
 does not, 2 when its input is unusable. The report has the shape of schema/gate-report.v1.json.
+Where nobody stands between it and the command (an init container) it is told what to wait for after its report.
 """
 
 from __future__ import annotations
@@ -94,14 +95,16 @@ def verdict(kind: str, alive: bool, seen: str) -> str:
     return "unproven"
 
 
-def ask_anchor(proxy: str, challenge: str, expected: str, deadline: float) -> dict[str, Any]:
+def ask_anchor(
+    proxy: str, challenge: str, expected: str, deadline: float, *, authorization: str = ""
+) -> dict[str, Any]:
     """Ask the proxy the challenge until it answers or the deadline (monotonic) passes; only the right answer counts."""
     host, _, port = proxy.rpartition(":")
     host = host.strip("[]")
     anchor: dict[str, Any] = {"address": proxy, "answer": None, "verdict": "denied", "seen": NOT_TRIED}
     while time.monotonic() < deadline:
         try:
-            body = _anchor_body((host, int(port)), challenge, deadline)
+            body = _anchor_body((host, int(port)), challenge, deadline, authorization)
         except OSError as error:
             anchor["seen"] = errno_name(error)
             time.sleep(0.05)
@@ -114,9 +117,10 @@ def ask_anchor(proxy: str, challenge: str, expected: str, deadline: float) -> di
     return anchor
 
 
-def _anchor_body(address: tuple[str, int], challenge: str, deadline: float) -> bytes:
+def _anchor_body(address: tuple[str, int], challenge: str, deadline: float, authorization: str) -> bytes:
     host = "gate.ringfence.invalid"
-    request = f"GET http://{host}/{challenge} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n"
+    shown = f"Proxy-Authorization: {authorization}\r\n" if authorization else ""
+    request = f"GET http://{host}/{challenge} HTTP/1.1\r\nHost: {host}\r\n{shown}Connection: close\r\n\r\n"
     with socket.create_connection(address, timeout=max(0.05, deadline - time.monotonic())) as sock:
         sock.sendall(request.encode("ascii"))
         data = b""
@@ -164,6 +168,21 @@ def try_targets(
             attempt.sock.close()
     said = [ANSWERED if ANSWERED in found else ",".join(sorted(found)) or NOT_TRIED for found in seen]
     return [said[number * len(targets) : (number + 1) * len(targets)] for number in range(done)]
+
+
+def settle(targets: list[Target], wait: float, deadline: float) -> int:
+    """Try these until none answers in one round, or until the deadline (monotonic); milliseconds that it took.
+
+    Where policy reaches a new address only after a while, everything is open until then. Whether it holds is judged
+    afterwards, by rounds that start anew: what was seen here counts for nothing.
+    """
+    began = time.monotonic()
+    while targets and time.monotonic() < deadline:
+        rows = try_targets(targets, wait, deadline)
+        if rows and ANSWERED not in rows[0]:
+            break
+        time.sleep(0.02)
+    return int((time.monotonic() - began) * 1000)
 
 
 def _hear(
@@ -364,7 +383,15 @@ def probe(given: dict[str, Any]) -> dict[str, Any]:
     rounds, wait = int(given["rounds"]), float(given.get("attempt_s", ATTEMPT_S))
     targets = [Target(t["name"], t["kind"], t["address"], t["port"], bool(t["alive"])) for t in given["targets"]]
     # At most half of the time: a fence without a proxy may leak all the same, and that is to be named too.
-    anchor = ask_anchor(given["proxy"], given["challenge"], given["answer_sha256"], (began + deadline) / 2)
+    anchor = ask_anchor(
+        given["proxy"],
+        given["challenge"],
+        given["answer_sha256"],
+        (began + deadline) / 2,
+        authorization=given.get("authorization", ""),
+    )
+    settling = set(given.get("settle", ()))
+    settled = settle([target for target in targets if target.name in settling], wait, (began + deadline) / 2)
     strong = [target for target in targets if target.kind not in WEAK_KINDS]
     weak = [target for target in targets if target.kind in WEAK_KINDS]
     seen: dict[str, set[str]] = {target.name: set() for target in targets}
@@ -392,7 +419,7 @@ def probe(given: dict[str, Any]) -> dict[str, Any]:
         "anchor": anchor,
         "targets": reported,
         "rounds": done,
-        "runtime": _runtime(),
+        "runtime": {**_runtime(), "settled_ms": settled},
         "arrivals": [],
         "failures": failures,
         "elapsed_ms": int((time.monotonic() - began) * 1000),
@@ -410,6 +437,19 @@ def _runtime() -> dict[str, Any]:
     }
 
 
+def hold(given: dict[str, Any]) -> bool:
+    """Wait until the named file holds the named text; False when that did not come before `until` (Unix seconds)."""
+    while time.time() < float(given["until"]):
+        try:
+            with open(given["file"], encoding="ascii") as file:  # noqa: PTH123 - pathlib is 5 ms of start-up
+                if file.read(256).strip() == given["text"]:
+                    return True
+        except (OSError, ValueError):
+            pass
+        time.sleep(0.05)
+    return False
+
+
 def main() -> int:
     """Read the input (stdin, or the file named by the one argument), probe, print the report, exit as it says."""
     if sys.argv[1:] in (["-h"], ["--help"]):
@@ -421,13 +461,16 @@ def main() -> int:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
         with open(sys.argv[1] if len(sys.argv) > 1 else 0, "rb") as file:  # noqa: PTH123 - descriptor 0 has no path
             given = json.loads(file.read(1 << 20))
+        waiting = given.get("hold")
         report = probe(given)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         print(f"ringfence-gate: unusable input or surroundings: {type(error).__name__}: {error}", file=sys.stderr)  # noqa: T201 - its diagnostics
         return 2
     sys.stdout.write(json.dumps(report, sort_keys=True, separators=(",", ":")) + "\n")
     sys.stdout.flush()
-    return 0 if report["passed"] else 1
+    if not report["passed"]:
+        return 1
+    return 0 if waiting is None or hold(waiting) else 1
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import socket
 import sys
 import time
 import traceback
+from dataclasses import replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
@@ -20,7 +21,7 @@ import proxy
 from proxy.address import parse_address, text_of
 from proxy.canary import Canary
 from proxy.entry import parse_port
-from proxy.feed import NoListener, PolicyFeed, receive_listener
+from proxy.feed import NoListener, PolicyFeed, PolicyFile, nameservers, receive_listener
 from proxy.interfaces import Interfaces
 from proxy.policy import BadPolicy, ProxyPolicy, parse
 from proxy.privileges import drop
@@ -60,7 +61,11 @@ class Process:
         self._end: asyncio.Future[Stopped] = self._loop.create_future()
         self._sink = LineSink(STDOUT, self._loop, lambda: self._stop(Stopped.SINK_FAILED))
         self._decisions = Decisions(self._sink, time.time)
-        self._feed = PolicyFeed(STDIN, self._loop, lambda: self._stop(Stopped.EOF))
+        self._feed: PolicyFeed | PolicyFile = (
+            PolicyFeed(STDIN, self._loop, lambda: self._stop(Stopped.EOF))
+            if options.policy is None
+            else PolicyFile(options.policy)
+        )
         self._interfaces = Interfaces()
         self._server: Server | None = None
         self._failure: str | None = None
@@ -87,7 +92,7 @@ class Process:
         return 1 if self._sink.broken else 0
 
     async def _serve(self, tasks: asyncio.TaskGroup) -> None:
-        first = parse(await self._feed.line())
+        first = await self._policy()
         if isinstance(first, BadPolicy):
             self._fail(f"unusable policy: {first.message}")
             return
@@ -105,10 +110,21 @@ class Process:
             await self._loop.create_server(lambda: Canary(self._arrived), sock=canary)
         server.listen(listener)
         self._server = server
-        self._line({"kind": "ready", "listen": _shown(address), "generation": first.generation, "pid": os.getpid()})
+        ready = {"kind": "ready", "listen": _shown(address), "generation": first.generation, "pid": os.getpid()}
+        if self._options.resolv_conf is not None:
+            # Nobody outside knows which servers this machine was given.
+            ready["resolvers"] = [list(each) for each in first.resolvers]
+        self._line(ready)
         self._sweep()
         while True:
-            self._replace(server, parse(await self._feed.line()))
+            self._replace(server, await self._policy())
+
+    async def _policy(self) -> ProxyPolicy | BadPolicy:
+        """Wait for the next policy; one that names no DNS server is given those of this machine's own file."""
+        policy = parse(await self._feed.line())
+        if isinstance(policy, BadPolicy) or policy.resolvers or self._options.resolv_conf is None:
+            return policy
+        return replace(policy, resolvers=nameservers(self._options.resolv_conf))
 
     async def _listener(self) -> socket.socket | NoListener:
         if self._options.receive_listener is not None:
@@ -224,11 +240,13 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = _Parser(
         prog="ringfence-proxy",
         allow_abbrev=False,
-        description="One sandbox's egress proxy: policies on stdin, decisions on stdout, one JSON object a line.",
+        description="One sandbox's egress proxy: policies on stdin or in a file, decisions on stdout, as JSON lines.",
     )
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--listen", type=_endpoint, metavar="ADDR:PORT", help="listen here")
     source.add_argument("--receive-listener", type=int, metavar="FD", help="receive the listening socket over this one")
+    parser.add_argument("--policy", metavar="FILE", help="read policies from this file, which is replaced for each")
+    parser.add_argument("--resolv-conf", metavar="FILE", help="ask its DNS servers where a policy names none")
     parser.add_argument("--user", metavar="NAME_OR_UID", help="give up root and become this user first")
     parser.add_argument("--loop", choices=("auto", "asyncio", "uvloop"), default="auto", help="which event loop")
     return parser.parse_args(arguments)

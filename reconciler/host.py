@@ -30,6 +30,18 @@ class DockerSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class K8sSettings:
+    """What the k8s backend uses. schema/host.v1.json describes each field."""
+
+    kubeconfig: Path | None = None
+    context: str | None = None
+    namespace: str = "agent-sandbox"
+    proxy_image: str | None = None
+    runtime_class: str | None = "gvisor"
+    linger: int = 300
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
     """Settings of one host. Durations in seconds, sizes in bytes. schema/host.v1.json describes each field."""
 
@@ -54,6 +66,7 @@ class Host:
     max_files: int
     max_bytes: int
     docker: DockerSettings = field(default_factory=DockerSettings)
+    k8s: K8sSettings = field(default_factory=K8sSettings)
 
     @property
     def status(self) -> Path:
@@ -116,6 +129,7 @@ def parse_host(name: str, data: bytes) -> Host | tuple[Problem, ...]:
         max_files=value["max_files"],
         max_bytes=value["max_bytes"],
         docker=_docker(value["docker"]),
+        k8s=_k8s(value["k8s"]),
     )
 
 
@@ -125,4 +139,15 @@ def _docker(value: Mapping[str, Any]) -> DockerSettings:
         proxy_image=value["proxy_image"],
         pool=value["pool"],
         gvisor_runtime=value["gvisor_runtime"],
+    )
+
+
+def _k8s(value: Mapping[str, Any]) -> K8sSettings:
+    return K8sSettings(
+        kubeconfig=None if value["kubeconfig"] is None else Path(value["kubeconfig"]),
+        context=value["context"],
+        namespace=value["namespace"],
+        proxy_image=value["proxy_image"],
+        runtime_class=value["runtime_class"],
+        linger=int(value["linger"]),
     )

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from proxy.policy import ProxyPolicy
-from reconciler.backends import docker_launch, docker_place, docker_surroundings, leftovers, nft
+from reconciler.backends import docker_launch, docker_place, docker_surroundings, labels, leftovers, nft
 from reconciler.backends.base import ExitCode, Launch, LaunchRefused, Observer, Planned, Reaped, Sandbox
 from reconciler.backends.docker_engine import Engine, EngineError
 from reconciler.backends.docker_launch import Site
@@ -211,7 +211,7 @@ class Docker:
             return found
 
     async def _reap(self, live: frozenset[str]) -> tuple[Reaped, ...]:
-        containers, networks, volumes = await self._engine.labelled(f"{docker_place.OWNER}={self._owner}")
+        containers, networks, volumes = await self._engine.labelled(f"{labels.OWNER}={self._owner}")
         now = time.time()
         found: list[Reaped] = []
         for kind, rows, remove in (
@@ -220,10 +220,9 @@ class Docker:
             ("volume", volumes, self._engine.remove_volume),
         ):
             for row in rows:
-                labels = row.get("Labels") or {}
-                run = labels.get(docker_place.RUN)
-                expires = labels.get(docker_place.EXPIRES, "")
-                if run in live and not (expires.isascii() and expires.isdigit() and now > int(expires)):
+                told = row.get("Labels") or {}
+                run = told.get(labels.RUN)
+                if run in live and not labels.expired(told, now):
                     continue
                 name = row["Names"][0].lstrip("/") if kind == "container" else row["Name"]
                 with contextlib.suppress(EngineError):

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from reconciler.backends.labels import AGENT, EXPIRES, OWNER, ROLE, RUN
 from reconciler.backends.nft import EGRESS_LINKS, FENCE_LINKS
 
 if TYPE_CHECKING:
@@ -18,9 +19,6 @@ if TYPE_CHECKING:
 
     from reconciler.backends.docker_filter import Filters
 
-PREFIX = "ringfence."
-OWNER, RUN, ROLE, AGENT, EXPIRES = (f"{PREFIX}{word}" for word in ("owner", "run", "role", "agent", "expires"))
-"""Labels that everything carries: the daemon, the run, the part it plays, the agent, and Unix seconds."""
 RUNC = "runc"
 _SLICE = 29
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from reconciler.backends.base import Stream
-from reconciler.backends.proxy_lines import LONGEST_LINE, ProxyLines
+from reconciler.backends.proxy_lines import ProxyLines
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator, Sequence
@@ -68,7 +68,6 @@ class ProxyContainer:
         self._lines = ProxyLines(decided)
         self._adapt = adapt
         self._streams: Streams | None = None
-        self._kept = bytearray()
         self._diagnostics = b""
         self._settled = anyio.Event()
         self.ended = self._lines.ended
@@ -96,10 +95,7 @@ class ProxyContainer:
         if stream is Stream.STDERR:
             self._diagnostics = (self._diagnostics + data)[-_KEPT_DIAGNOSTICS:]
             return
-        self._kept += data
-        *lines, rest = self._kept.split(b"\n")
-        self._kept = rest
-        if len(rest) > LONGEST_LINE or not all(self._lines.take(bytes(line)) for line in lines):
+        if not self._lines.feed(data):
             self._diagnostics = (self._diagnostics + b"unusable line on stdout\n")[-_KEPT_DIAGNOSTICS:]
             if self._streams is not None:
                 self._streams.close_input()

@@ -18,6 +18,7 @@ from reconciler.backends.base import Exit, ExitCode, Stream
 from reconciler.backends.docker_engine import EngineError
 from reconciler.backends.docker_place import Role
 from reconciler.backends.docker_process import until_ended
+from reconciler.backends.exits import why_not
 from reconciler.core.policy import Isolation
 
 if TYPE_CHECKING:
@@ -38,8 +39,6 @@ _STREAMS_S = 5.0
 _KILLED = 128 + signal.SIGKILL
 _SENTRY_CRASHED = 2
 _INIT_FAILED = re.compile(rb"\[FATAL tini \([0-9]+\)\] exec .* failed: (No such file or directory|.*)\n", re.DOTALL)
-_NOT_FOUND_WORDS = ("no such file or directory", "executable file not found", "not found in $path")
-_NOT_EXECUTABLE_WORDS = ("permission denied", "is a directory", "exec format error", "not a directory")
 _NOT_FOUND, _NOT_EXECUTABLE = 127, 126
 
 
@@ -104,7 +103,7 @@ class DockerSandbox:
         try:
             await self._standing.engine.start(self._name)
         except EngineError as error:
-            self._not_started = _why_not(str(error))
+            self._not_started = why_not(str(error))
             self._ended.set()
             return
         self._started = True
@@ -160,7 +159,7 @@ class DockerSandbox:
     def _init_failed(self) -> ExitCode | None:
         """Say what the container's init could not execute, where that is all that was ever said."""
         found = _INIT_FAILED.fullmatch(self._voice.errors)
-        return None if found is None else _why_not(found[1].decode("utf-8", "replace"))
+        return None if found is None else why_not(found[1].decode("utf-8", "replace"))
 
     async def stop(self, code: ExitCode) -> None:
         """SIGTERM, a grace period, SIGKILL; the first code given is the one that counts."""
@@ -222,13 +221,3 @@ class DockerSandbox:
         await self._proxy.ended.wait()
         if not self._draining:
             await self.stop(ExitCode.PROXY_DIED)
-
-
-def _why_not(message: str) -> ExitCode:
-    """Read off why a command could not be executed; what is neither is the sandbox's own failure."""
-    words = message.lower()
-    if any(each in words for each in _NOT_EXECUTABLE_WORDS):
-        return ExitCode.NOT_EXECUTABLE
-    if any(each in words for each in _NOT_FOUND_WORDS):
-        return ExitCode.NOT_FOUND
-    return ExitCode.SANDBOX_CRASHED

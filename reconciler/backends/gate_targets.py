@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from reconciler.core.gate_report import Target, TargetKind
@@ -19,6 +19,16 @@ _METADATA = (("169.254.169.254", 80), ("169.254.170.2", 80), ("fd00:ec2::254", 8
 """Instance metadata and task credentials of the large clouds."""
 _PUBLIC = (("1.1.1.1", 443), ("2606:4700:4700::1111", 443))
 _DOCKER_DNS = ("127.0.0.11", 53)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hold:
+    """What a gate waits for after a good report, where nobody else holds the command back: a file's whole text."""
+
+    file: str
+    text: str
+    until: float
+    """Unix seconds past which it gives up, and nothing starts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +45,11 @@ class Question:
     interfaces: tuple[str, ...] = ("lo",)
     attempt: float = 0.5
     """Seconds that one target may stay silent before silence is what was seen."""
+    authorization: str = field(default="", repr=False)
+    """What the proxy wants to be shown before it answers; empty where the network already keeps others away."""
+    settle: tuple[str, ...] = ()
+    """Names of targets without arrivals to count, tried first until none answers: where policy comes late."""
+    hold: Hold | None = None
 
     def to_object(self) -> dict[str, object]:
         """Give the gate's input as plain JSON values; the answer only as its digest."""
@@ -48,6 +63,9 @@ class Question:
             "budget_s": self.budget,
             "attempt_s": self.attempt,
             "interfaces": list(self.interfaces),
+            **({"authorization": self.authorization} if self.authorization else {}),
+            **({"settle": list(self.settle)} if self.settle else {}),
+            **({} if self.hold is None else {"hold": asdict(self.hold)}),
             "targets": [
                 {
                     "name": target.name,

@@ -27,10 +27,18 @@ class ProxyLines:
         self._news = anyio.Event()
         self._accepted = -1
         self._refused: str | None = None
+        self._kept = b""
         self.ready = False
         self.ended = anyio.Event()
         """Set by `end`, once nothing more will come."""
         self.canary_arrivals: list[str] = []
+        self.resolvers: tuple[tuple[str, int], ...] = ()
+        """The DNS servers that it found by itself, where its policy named none."""
+
+    def feed(self, data: bytes) -> bool:
+        """Take in bytes as they come; False when what they hold is nothing that a proxy may write."""
+        *lines, self._kept = (self._kept + data).split(b"\n")
+        return len(self._kept) <= LONGEST_LINE and all(self.take(line) for line in lines)
 
     def take(self, line: bytes) -> bool:
         """Take in one line; False when it is none that a proxy may write."""
@@ -47,6 +55,7 @@ class ProxyLines:
             case {"kind": "ready", "generation": int(generation)}:
                 self._accepted = generation
                 self.ready = True
+                self.resolvers = _endpoints(said.get("resolvers"))
             case {"kind": "policy", "accepted": True, "generation": int(generation)}:
                 self._accepted = max(self._accepted, generation)
             case {"kind": "policy", "accepted": False}:
@@ -90,3 +99,15 @@ class ProxyLines:
     def _wake(self) -> None:
         self._news.set()
         self._news = anyio.Event()
+
+
+def _endpoints(said: object) -> tuple[tuple[str, int], ...]:
+    """Read `[["10.96.0.10", 53], ...]`; whatever else is there is left out."""
+    found = []
+    for each in said if isinstance(said, list) else ():
+        match each:
+            case [str(address), int(port)]:
+                found.append((address, port))
+            case _:
+                continue
+    return tuple(found)

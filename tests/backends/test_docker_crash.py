@@ -18,7 +18,7 @@ import anyio
 import anyio.to_thread
 import pytest
 
-from reconciler.backends import docker_place
+from reconciler.backends import docker_place, labels
 from reconciler.backends.base import ExitCode
 from reconciler.backends.docker import Docker
 from reconciler.backends.docker_engine import Engine
@@ -73,7 +73,7 @@ async def everything(path: Path, owner: str) -> list[str]:
     """Name all that an engine has of an owner."""
     with contextlib.closing(Engine(str(path))) as engine:
         engine.speak(await engine.versions())
-        containers, networks, volumes = await engine.labelled(f"{docker_place.OWNER}={owner}")
+        containers, networks, volumes = await engine.labelled(f"{labels.OWNER}={owner}")
     return [*(row["Names"][0] for row in containers), *(row["Name"] for row in (*networks, *volumes))]
 
 

@@ -13,7 +13,7 @@ from reconciler.backends.docker import Docker
 from reconciler.backends.docker_engine import EngineError
 from reconciler.backends.docker_image import FoundImage, find_image
 from reconciler.backends.docker_proxy import NoResolver, reachable
-from reconciler.backends.docker_sandbox import _why_not
+from reconciler.backends.exits import why_not
 from reconciler.backends.input_files import archive
 from reconciler.core.choose import Missing
 from reconciler.host import DockerSettings
@@ -105,7 +105,7 @@ def test_a_host_with_nothing_but_a_stub_has_no_resolver() -> None:
     ],
 )
 def test_why_a_command_did_not_start(message: str, code: ExitCode) -> None:
-    assert _why_not(message) is code
+    assert why_not(message) is code
 
 
 def test_an_archive_is_the_same_for_the_same_files_and_holds_directories() -> None:
