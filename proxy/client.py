@@ -39,6 +39,8 @@ class Phase(Enum):
     HEAD = "reading a head"
     OPENING = "resolving and dialling"
     HELLO = "reading a ClientHello"
+    ANSWER = "waiting for what the server says to it"
+    RETRY = "reading the ClientHello that the server asked for"
     EXCHANGE = "forwarding a request"
     TUNNEL = "moving bytes"
     DRAIN = "refused, reading what the client still sends"
@@ -50,6 +52,7 @@ class Client:
 
     __slots__ = (
         "_address",
+        "_answer",
         "_asking",
         "_buffer",
         "_deadline",
@@ -86,6 +89,8 @@ class Client:
         self._target: Target | None = None
         self._address: Address | None = None
         self._asking = Asking()
+        self._answer = b""
+        """The start of what the server said to a ClientHello, as long as it is too little to judge."""
         self.moved = False
 
     def tick(self, now: float) -> None:
@@ -154,10 +159,10 @@ class Client:
                 self._refuse(Refused(Deny(Code.HEAD_TIMEOUT, message), Asking()))
             case Phase.HEAD | Phase.DRAIN:
                 self._close()
-            case Phase.HELLO:
+            case Phase.HELLO | Phase.RETRY:
                 self._record(Deny(Code.NOT_TLS, f"no whole ClientHello came within {HELLO_DEADLINE_S:g} s"))
                 self._close()
-            case Phase.OPENING | Phase.EXCHANGE | Phase.TUNNEL | Phase.CLOSED:
+            case Phase.OPENING | Phase.ANSWER | Phase.EXCHANGE | Phase.TUNNEL | Phase.CLOSED:
                 self.abort()
 
     def _close(self) -> None:

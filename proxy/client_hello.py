@@ -17,14 +17,21 @@ _CLIENT_HELLO = 1
 _SERVER_NAME = 0
 _HOST_NAME = 0
 _MAX_RECORD = 1 << 14
+_MAX_OPAQUE = _MAX_RECORD + 256
 _RECORD_HEADER = struct.Struct("!BBBH")
+_BESIDE = frozenset({20, 21, 23})
+"""Record types that may come before a second ClientHello: change_cipher_spec, an alert, early data."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerName:
-    """The name that the client asks the server for, lower-case, as it came otherwise. May be no host name at all."""
+    """The name that the client asks the server for, lower-case, as it came otherwise. May be no host name at all.
+
+    `size` is how many bytes the hello's records have.
+    """
 
     name: str
+    size: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +73,11 @@ def parse(data: bytes | bytearray) -> ServerName | NoServerName | Incomplete | N
             size = int.from_bytes(message[1:4], "big")
             if size > MAX_HELLO:
                 return NotTls("the ClientHello is too large")
-            if len(message) >= 4 + size:
-                return _hello(bytes(message[4 : 4 + size]))
+            if len(message) - 4 + max(0, at - len(data)) > size:
+                # it ends with its record (RFC 8446 section 5.1), or a second one could hide behind it
+                return NotTls("something follows the ClientHello in its record")
+            if len(message) == 4 + size:
+                return _hello(bytes(message[4:]), at)
         if at >= len(data):
             return _more(data)
 
@@ -76,8 +86,29 @@ def _more(data: bytes | bytearray) -> Incomplete | NotTls:
     return NotTls("the ClientHello is too large") if len(data) >= MAX_HELLO else Incomplete()
 
 
-def _hello(body: bytes) -> ServerName | NoServerName | NotTls:
-    """Read a whole ClientHello without its handshake header. Offsets, not objects: each tunnel to 443 comes by."""
+def beside(data: bytes | bytearray) -> int | NotTls | None:
+    """Say how many bytes of whole records stand before a second ClientHello; None while one of them is not whole.
+
+    Only what a client may send there, which a server that asked for another ClientHello skips (RFC 8446 4.2.10, D.4).
+    """
+    at = 0
+    while at < len(data) and data[at] in _BESIDE:
+        if len(data) - at < _RECORD_HEADER.size:
+            return at or None
+        end = at + _RECORD_HEADER.size + _RECORD_HEADER.unpack_from(data, at)[3]
+        if end - at - _RECORD_HEADER.size > _MAX_OPAQUE:
+            return NotTls("a TLS record has an impossible length")
+        if end > len(data):
+            return at or None
+        at = end
+    return at
+
+
+def _hello(body: bytes, records: int) -> ServerName | NoServerName | NotTls:
+    """Read a whole ClientHello without its handshake header; its records have so many bytes.
+
+    Offsets, not objects: each tunnel to 443 comes by.
+    """
     try:
         at = 2 + 32  # legacy version, random
         at += 1 + body[at]  # session id
@@ -105,7 +136,7 @@ def _hello(body: bytes) -> ServerName | NoServerName | NotTls:
     if name is None:
         return NoServerName()
     try:
-        return ServerName(name.decode("ascii").lower())
+        return ServerName(name.decode("ascii").lower(), records)
     except UnicodeDecodeError:
         return NotTls("the server name is not ASCII")
 

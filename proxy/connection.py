@@ -20,13 +20,15 @@ from proxy.client import (
     Client,
     Phase,
 )
-from proxy.client_hello import Incomplete, NoServerName, NotTls, ServerName
+from proxy.client_hello import Incomplete, NoServerName, NotTls, ServerName, beside
 from proxy.client_hello import parse as parse_hello
 from proxy.decision import Code, Deny
 from proxy.exchange import Exchange
 from proxy.head import Malformed, refuse_early, take_head
 from proxy.judgement import Asking, Open, Proof, Refused, judge
 from proxy.record import printable
+from proxy.server_hello import Answered
+from proxy.server_hello import parse as parse_answer
 from proxy.stream import Stream
 from proxy.target import HTTP_PORT
 from proxy.tunnel import Held, TunnelEnd
@@ -69,8 +71,11 @@ class Connection(Client):
             case Phase.HELLO:
                 self._buffer += data
                 self._read_hello()
-            case Phase.OPENING:
+            case Phase.OPENING | Phase.ANSWER:
                 self.keep(data)
+            case Phase.RETRY:
+                self._buffer += data
+                self._read_retry()
             case Phase.DRAIN:
                 self._drained += len(data)
                 if self._drained > MAX_DRAINED:
@@ -91,7 +96,11 @@ class Connection(Client):
                     # nothing was sent and nothing will be: the client has left, and its dial is for nobody
                     self._close()
                 return True
-            case Phase.HELLO | Phase.HEAD | Phase.DRAIN | Phase.TUNNEL | Phase.CLOSED:
+            case Phase.ANSWER:
+                if not self._buffer and self._upstream is not None:
+                    self._upstream.write_eof()
+                return True
+            case Phase.HELLO | Phase.RETRY | Phase.HEAD | Phase.DRAIN | Phase.TUNNEL | Phase.CLOSED:
                 self._close()
                 return False
 
@@ -105,11 +114,15 @@ class Connection(Client):
         """Stop reading a response that the client does not take."""
         if self._exchange is not None:
             self._exchange.slow()
+        elif self._upstream is not None:
+            self._upstream.pause_reading()
 
     def resume_writing(self) -> None:
         """Read on."""
         if self._exchange is not None:
             self._exchange.fast()
+        elif self._upstream is not None and self._phase in (Phase.ANSWER, Phase.RETRY):
+            self._upstream.resume_reading()
 
     # One request.
 
@@ -230,19 +243,73 @@ class Connection(Client):
             return
         host = "" if self._target is None else self._target.host
         match hello:
-            case ServerName(name):
+            case ServerName(name, size):
                 if name == host:
-                    self._join()
+                    self._pass_hello(size)
                     return
                 deny = Deny(Code.SNI_MISMATCH, f"the ClientHello asks for {printable(name)} in a tunnel to {host}")
             case NoServerName():
                 deny = Deny(Code.SNI_MISSING, f"the ClientHello in a tunnel to {host} names no server")
-            case NotTls(message):
-                deny = Deny(Code.NOT_TLS, f"a tunnel to port {HTTPS_PORT} carries TLS only: {message}")
+            case NotTls():
+                deny = _not_tls(hello)
             case _:
                 assert_never(hello)
         self._record(deny)
         self._close()
+
+    def _pass_hello(self, size: int) -> None:
+        """Send a ClientHello on. After the first, nothing more is until the server says that it wants no other."""
+        if self._upstream is None:
+            return
+        if self._phase is Phase.RETRY:
+            self._join()
+            return
+        self._phase = Phase.ANSWER
+        self._deadline = self._server.now() + IDLE_S
+        self._upstream.write(self._buffer[:size])
+        del self._buffer[:size]
+        if self._ended and not self._buffer:
+            self._upstream.write_eof()
+        self._upstream.resume_reading()
+
+    def answer_received(self, data: memoryview) -> None:
+        """Take what a server says to a ClientHello: pass it on, and see whether another ClientHello is to come."""
+        if self._phase is Phase.RETRY:
+            self._stream.write(data)
+            return
+        said = self._answer + data if self._answer else data
+        answered = parse_answer(said)
+        self._answer = bytes(said) if answered is Answered.INCOMPLETE else b""
+        if answered is Answered.OTHER:
+            # before what it said is written, so that a client that does not take it stops the tunnel
+            self._join()
+        self._stream.write(data)
+        if answered is Answered.RETRY:
+            self._phase = Phase.RETRY
+            self._deadline = self._server.now() + HELLO_DEADLINE_S
+            self._read_retry()
+
+    def answer_ended(self) -> None:
+        """Note that a server ended its side before a tunnel was open: there is nothing to wait for."""
+        if self._phase is Phase.ANSWER:
+            self._join()
+            self._stream.write_eof()
+        elif self._phase is Phase.RETRY:
+            self._close()
+
+    def _read_retry(self) -> None:
+        """Read what comes after a HelloRetryRequest up to the second ClientHello, which must name the same server."""
+        before = beside(self._buffer)
+        if isinstance(before, NotTls):
+            self._record(_not_tls(before))
+            self._close()
+        elif before is not None and self._upstream is not None:
+            self._upstream.write(self._buffer[:before])
+            del self._buffer[:before]
+            if beside(self._buffer) == 0:
+                self._read_hello()
+            if self._phase is Phase.RETRY:
+                self.read_on()
 
     def _join(self) -> None:
         if self._upstream is None:
@@ -255,10 +322,14 @@ class Connection(Client):
         TunnelEnd.join(self, self._stream, self._upstream, early, ended=self._ended)
 
     def upstream_lost(self, exc: OSError | None) -> None:
-        """Note that the target went away before anything was read from it."""
-        if self._phase in (Phase.HELLO, Phase.HEAD):
+        """Note that the target went away before the tunnel was open."""
+        if self._phase in (Phase.HELLO, Phase.ANSWER, Phase.RETRY, Phase.HEAD):
             self._upstream = None
             if exc is None:
                 self._close()
             else:
                 self.abort()
+
+
+def _not_tls(found: NotTls) -> Deny:
+    return Deny(Code.NOT_TLS, f"a tunnel to port {HTTPS_PORT} carries TLS only: {found.message}")

@@ -276,6 +276,11 @@ class Stream:
         """Say whether it is closed, or will be after what is still to be written."""
         return self._closing
 
+    @property
+    def takes(self) -> bool:
+        """Say whether all that was written is gone."""
+        return not self._out
+
     def pause_reading(self) -> None:
         """Leave what comes in the kernel."""
         if not self._paused:

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class Held:
-    """The end of a connection to a target for which nothing is read yet: what its server says waits in the kernel."""
+    """The end of a connection to a target before a tunnel is open: only the answer to a ClientHello is read."""
 
     __slots__ = ("_connection",)
 
@@ -18,10 +18,12 @@ class Held:
         self._connection = connection
 
     def data_received(self, data: memoryview) -> None:
-        """Take nothing: the stream is paused."""
+        """Take what the server says to a ClientHello."""
+        self._connection.answer_received(data)
 
     def eof_received(self) -> bool:
-        """Note nothing: the stream is paused."""
+        """Note that it says no more."""
+        self._connection.answer_ended()
         return True
 
     def connection_lost(self, exc: OSError | None) -> None:
@@ -29,10 +31,10 @@ class Held:
         self._connection.upstream_lost(exc)
 
     def pause_writing(self) -> None:
-        """Note nothing: nothing is written."""
+        """Note nothing: what is written before a tunnel is open is bounded."""
 
     def resume_writing(self) -> None:
-        """Note nothing: nothing is written."""
+        """Note nothing: nobody was stopped."""
 
 
 class TunnelEnd:
@@ -81,10 +83,12 @@ class TunnelEnd:
         near = TunnelEnd(connection, client, upstream)
         client.set_end(near)
         upstream.set_end(TunnelEnd(connection, upstream, client))
-        upstream.resume_reading()
+        if client.takes:
+            upstream.resume_reading()
+        if not ended:
+            client.resume_reading()
         if early:
+            # after reading goes on, because a target that does not take it stops that again
             upstream.write(early)
         if ended:
             near.eof_received()
-        elif not upstream.is_closing():
-            client.resume_reading()

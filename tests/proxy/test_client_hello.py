@@ -62,25 +62,28 @@ GREASE = b"\x3a\x3a\x00\x01\x00"
 
 
 def test_a_real_hello_names_its_server() -> None:
-    assert parse(REAL) == ServerName("example.com")
-    assert parse(hello("EXAMPLE.com", protocols=("h2", "http/1.1"))) == ServerName("example.com")
+    upper = hello("EXAMPLE.com", protocols=("h2", "http/1.1"))
+    assert parse(REAL) == ServerName("example.com", len(REAL))
+    assert parse(upper) == ServerName("example.com", len(upper))
     assert parse(hello(None)) == NoServerName()
 
 
 @pytest.mark.parametrize("size", [1, 5, 64, 511])
 def test_a_hello_split_over_records_is_read_as_a_whole(size: int) -> None:
-    assert parse(records(body(REAL), size)) == ServerName("example.com")
+    cut = records(body(REAL), size)
+    assert parse(cut) == ServerName("example.com", len(cut))
 
 
 def test_every_beginning_of_a_hello_is_incomplete_and_what_follows_it_is_not_looked_at() -> None:
     for end in range(len(REAL)):
         assert parse(REAL[:end]) == Incomplete()
-    assert parse(REAL + b"\xff" * 10) == ServerName("example.com")
+    assert parse(REAL + b"\xff" * 10) == ServerName("example.com", len(REAL))
 
 
 def test_a_hello_of_post_quantum_size_and_with_grease_is_read() -> None:
     key_share = b"\x00\x33" + (1300).to_bytes(2, "big") + bytes(1300)
-    assert parse(built(GREASE + key_share + sni(host_name(b"example.com")) + GREASE)) == ServerName("example.com")
+    large = built(GREASE + key_share + sni(host_name(b"example.com")) + GREASE)
+    assert parse(large) == ServerName("example.com", len(large))
 
 
 @pytest.mark.parametrize(
@@ -104,6 +107,9 @@ def test_a_hello_of_post_quantum_size_and_with_grease_is_read() -> None:
         built(b"\x00\x00\x00\x09"),
         built(GREASE[:-1]),
         records(body(REAL)[:6], 16000) + b"\x15\x03\x01\x00\x02\x01\x00",
+        records(body(REAL) + b"\x01", 16000),
+        records(body(REAL) + body(REAL), 300),
+        records(body(REAL) + bytes(100), 16000)[: len(REAL)],
     ],
     ids=[
         "HTTP",
@@ -124,6 +130,9 @@ def test_a_hello_of_post_quantum_size_and_with_grease_is_read() -> None:
         "an extension longer than the rest",
         "a cut extension",
         "an alert in the middle",
+        "a byte behind it in its record",
+        "another hello behind it in its last record",
+        "a record that goes on behind it and is not whole yet",
     ],
 )
 def test_what_a_server_could_read_otherwise_is_not_a_hello(data: bytes) -> None:

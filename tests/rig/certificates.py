@@ -38,6 +38,9 @@ class Authority:
         )
         self.context = self._context(_DEFAULT)
         self.context.sni_callback = self._choose
+        self.retrying = self._made(_DEFAULT)
+        self.retrying.set_ecdh_curve("secp384r1")
+        self.retrying.sni_callback = self._choose
 
     def asked_for(self, connection: ssl.SSLObject) -> str | None:
         """Return the server name that the client of this connection sent, as sent."""
@@ -51,18 +54,24 @@ class Authority:
 
     def _context(self, name: str) -> ssl.SSLContext:
         if name not in self._contexts:
-            chain, key = (self._directory / f"{name[:100]}.{suffix}" for suffix in ("pem", "key"))
+            chain, key = self._files(name)
             self._run(
                 *("req", "-x509", *_CURVE, "-keyout", str(key), "-out", str(chain), "-days", "7"),
                 *("-CA", str(self.certificate), "-CAkey", str(self._key), "-subj", "/CN=ringfence rig"),
                 *("-addext", f"subjectAltName=DNS:{name}", "-addext", "basicConstraints=critical,CA:FALSE"),
                 *("-addext", "extendedKeyUsage=serverAuth"),
             )
-            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-            context.set_alpn_protocols(["http/1.1"])
-            context.load_cert_chain(chain, key)
-            self._contexts[name] = context
+            self._contexts[name] = self._made(name)
         return self._contexts[name]
+
+    def _made(self, name: str) -> ssl.SSLContext:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.set_alpn_protocols(["http/1.1"])
+        context.load_cert_chain(*self._files(name))
+        return context
+
+    def _files(self, name: str) -> tuple[Path, Path]:
+        return self._directory / f"{name[:100]}.pem", self._directory / f"{name[:100]}.key"
 
     def _run(self, *arguments: str) -> None:
         subprocess.run([self._program, *arguments], check=True, capture_output=True, timeout=20)

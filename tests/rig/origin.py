@@ -15,12 +15,26 @@ from tests.rig import addresses, http_origin
 from tests.rig.datagrams import Datagram, DatagramSocket
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import Awaitable, Callable
 
     from tests.rig.certificates import Authority
     from tests.rig.dns_server import DnsServer
 
 BANNER: Final = b"220 origin speaks first\r\n"
+HELLO_RETRY_REQUEST: Final = bytes.fromhex(
+    # one record: a ServerHello with the random of RFC 8446 section 4.1.3, TLS 1.3, and a key share of secp384r1 wanted
+    "1603030038"
+    "02000034"
+    "0303"
+    "cf21ad74e59a6111be1d8c021e65b891c2a211167abb8c5e079e09e2c8a8339c"
+    "00"
+    "1301"
+    "00"
+    "000c"
+    "002b00020304"
+    "003300020018"
+)
 _KEEP: Final = 16384
 _FAMILIES: Final = (socket.AF_INET, socket.AF_INET6)
 
@@ -31,6 +45,10 @@ class Mode(StrEnum):
     HTTP = "http"
     TLS = "tls"
     """HTTP inside TLS."""
+    RETRY = "retry"
+    """The same, by a server whose only group no client has a key share for: it asks for a second hello."""
+    SAYS_RETRY = "says retry"
+    """Answers the first bytes with a HelloRetryRequest, a byte at a time, and takes whatever comes then."""
     ECHO = "echo"
     BANNER = "banner"
     """Speaks first, then echoes."""
@@ -187,6 +205,10 @@ class Origin:
                 await _readable(connection)
                 arrival.keep(connection.recv(4096, socket.MSG_PEEK))
                 await _with_streams(connection, self._tls, arrival, self._http)
+            case Mode.RETRY:
+                await _with_streams(connection, self._tls, arrival, self._http, context=self._tls.retrying)
+            case Mode.SAYS_RETRY:
+                await _retry(connection, arrival)
             case Mode.DNS:
                 await _with_streams(connection, None, arrival, self._dns_over_tcp)
             case _:
@@ -227,16 +249,31 @@ async def _echo(connection: socket.socket, arrival: _Arrival) -> None:
         await loop.sock_sendall(connection, data)
 
 
+async def _retry(connection: socket.socket, arrival: _Arrival) -> None:
+    loop = asyncio.get_running_loop()
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    said = False
+    while data := await loop.sock_recv(connection, 65536):
+        arrival.keep(data)
+        if not said:
+            said = True
+            for at in range(len(HELLO_RETRY_REQUEST)):
+                await loop.sock_sendall(connection, HELLO_RETRY_REQUEST[at : at + 1])
+
+
 async def _with_streams(
     connection: socket.socket,
     tls: Authority | None,
     arrival: _Arrival,
     talk: Callable[[asyncio.StreamReader, asyncio.StreamWriter, _Arrival], Awaitable[None]],
+    *,
+    context: ssl.SSLContext | None = None,
 ) -> None:
     loop = asyncio.get_running_loop()
     reader = asyncio.StreamReader(limit=2**20)
     protocol = asyncio.StreamReaderProtocol(reader)
-    transport, _ = await loop.connect_accepted_socket(lambda: protocol, connection, ssl=tls.context if tls else None)
+    context = context or (tls.context if tls else None)
+    transport, _ = await loop.connect_accepted_socket(lambda: protocol, connection, ssl=context)
     writer = asyncio.StreamWriter(transport, protocol, reader, loop)
     if tls is not None:
         arrival.row["sni"] = tls.asked_for(transport.get_extra_info("ssl_object"))

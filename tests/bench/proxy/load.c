@@ -13,8 +13,8 @@
  * HOST may hold one %d, which is another number in each request. A CONNECT counts as done when its refusal's head or,
  * for 200, the origin's answer to a ClientHello with that name has come. Results are one line of JSON.
  *
- * Origin: one TLS record, then a number of 8 bytes; it answers with so many bytes, or for a negative one takes
- * so many and answers one byte. DNS: A is 93.184.216.34 for 60 s, AAAA is empty, `hung...` is never answered. */
+ * Origin: one ClientHello, whose random starts with a number of 8 bytes; it answers with so many bytes, or for a
+ * negative one takes so many and answers one byte. DNS: A is 93.184.216.34 for 60 s, AAAA is empty, `hung...` is never answered. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>
@@ -35,6 +35,7 @@
 
 #define PORT 443
 #define HELLO 517
+#define NUMBER 11 /* where a ClientHello's random is, in its record */
 #define MOST 65536
 #define DEADLINE_US 15000000
 
@@ -96,11 +97,11 @@ static void origin_event(int epoll, int fd) {
 		o->got += got;
 		if (o->got < 5) return;
 		unsigned record = 5 + (o->start[3] << 8 | o->start[4]);
-		if (record + 8 > sizeof o->start) { origin_drop(fd); return; }
-		if (o->got < record + 8) return;
-		for (int at = 0; at < 8; at++) o->left = o->left << 8 | o->start[record + at];
+		if (record < NUMBER + 8 || record > sizeof o->start) { origin_drop(fd); return; }
+		if (o->got < record) return;
+		for (int at = 0; at < 8; at++) o->left = o->left << 8 | o->start[NUMBER + at];
 		o->state = o->left > 0 ? ORIGIN_SEND : ORIGIN_SINK;
-		if (o->left < 0) o->left += o->got - record - 8;
+		if (o->left < 0) o->left += o->got - record;
 		if (o->state == ORIGIN_SEND) origin_send(epoll, fd, o);
 		return;
 	}
@@ -185,11 +186,11 @@ static int request(char *out, size_t size, const char *host) {
 	return snprintf(out, size, "CONNECT %s:%d HTTP/1.1\r\nHost: %s:%d\r\nUser-Agent: load\r\n\r\n", host, PORT, host, PORT);
 }
 
-/* A ClientHello of 517 bytes, as common clients send it, then the number for the origin. */
+/* A ClientHello of 517 bytes, as common clients send it, with the number for the origin. */
 static int hello(unsigned char *out, const char *host, int64_t count) {
 	static const unsigned char middle[] = {0, 6, 0x13, 1, 0x13, 2, 0x13, 3, 1, 0};
 	int name = strlen(host), at = 0;
-	memset(out, 0, HELLO + 8);
+	memset(out, 0, HELLO);
 	out[at++] = 22; out[at++] = 3; out[at++] = 1; out[at++] = (HELLO - 5) >> 8; out[at++] = (HELLO - 5) & 255;
 	out[at++] = 1; out[at++] = 0; out[at++] = (HELLO - 9) >> 8; out[at++] = (HELLO - 9) & 255;
 	out[at++] = 3; out[at++] = 3; at += 32; out[at++] = 32; at += 32;
@@ -201,8 +202,8 @@ static int hello(unsigned char *out, const char *host, int64_t count) {
 	at++; out[at++] = 43; at++; out[at++] = 3; out[at++] = 2; out[at++] = 3; out[at++] = 4;
 	int padding = HELLO - at - 4;
 	at++; out[at++] = 21; out[at++] = padding >> 8; out[at++] = padding & 255;
-	for (int byte = 0; byte < 8; byte++) out[HELLO + byte] = count >> (56 - 8 * byte);
-	return HELLO + 8;
+	for (int byte = 0; byte < 8; byte++) out[NUMBER + byte] = count >> (56 - 8 * byte);
+	return HELLO;
 }
 
 enum { IDLE, CONNECTING, HEAD, REPLY };
@@ -233,7 +234,7 @@ static int advance(struct client *c, unsigned events, int expected, int64_t coun
 			if (send(c->fd, out, size, MSG_NOSIGNAL) != size) return -1;
 			c->state = HEAD;
 		} else {
-			unsigned char out[HELLO + 8];
+			unsigned char out[HELLO];
 			int size = hello(out, c->host, count);
 			if (send(c->fd, out, size, MSG_NOSIGNAL) != size) return -1;
 			c->state = REPLY;
@@ -248,7 +249,7 @@ static int advance(struct client *c, unsigned events, int expected, int64_t coun
 		if (!strstr(c->head, "\r\n\r\n")) return 0;
 		if (c->got < 12 || atoi(c->head + 9) != expected) return -1;
 		if (expected != 200) return 1;
-		unsigned char out[HELLO + 8];
+		unsigned char out[HELLO];
 		int size = hello(out, c->host, count);
 		if (send(c->fd, out, size, MSG_NOSIGNAL) != size) return -1;
 		c->state = REPLY;
@@ -313,7 +314,7 @@ static int opened(const char *host, int64_t count, int direct) {
 			if (recv(fd, head + got, 1, 0) == 1) got++; else die("no head came");
 		if (memcmp(head + 9, "200", 3)) { fprintf(stderr, "refused: %.*s\n", (int)got, head); exit(1); }
 	}
-	unsigned char out[HELLO + 8];
+	unsigned char out[HELLO];
 	say(fd, out, hello(out, host, count));
 	return fd;
 }

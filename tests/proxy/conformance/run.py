@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from tests.proxy.conformance.table import expand
 from tests.proxy.harness import Client
 from tests.proxy.test_client_hello import built, hello, host_name, records, sni
-from tests.rig import addresses, answer, network
+from tests.rig import Mode, addresses, answer, network
 from tests.rig.rig import ROOT
 
 if TYPE_CHECKING:
@@ -45,6 +45,8 @@ class Seen:
     asked: list[str] = field(default_factory=list)
     flows: list[str] = field(default_factory=list)
     reached: bytes = b""
+    hello: bytes = b""
+    """The first ClientHello, where a second one comes after it."""
 
 
 def client_hello(row: dict[str, Any]) -> bytes:
@@ -96,6 +98,9 @@ def _converse(client: Client, case: Case, data: bytes, seen: Seen, limit: float)
         whole = client_hello(row)
         if row.get("early"):
             data += whole
+        elif "second" in row:
+            seen.hello = whole
+            then = [whole, client_hello({"hello": row["second"]})]
         else:
             size = row.get("pieces", len(whole))
             then = [whole[at : at + size] for at in range(0, len(whole), size)]
@@ -121,6 +126,8 @@ def _converse(client: Client, case: Case, data: bytes, seen: Seen, limit: float)
         hears = wanted or expand(row.get("hears", ""))
         expected = (lambda got: hears in got) if hears else bool
         client.until(expected, 3.0 if hears or row.get("reaches") else QUIET_S)
+        if "second" in row:
+            client.until(lambda _: False, QUIET_S)
     else:
         client.until(lambda _: False, max(limit, 3.0) if case.slow else CLOSE_S)
     seen.closed, seen.rest = client.ended, bytes(client.data)
@@ -222,6 +229,8 @@ def _judge_served(case: Case, seen: Seen) -> list[str]:
         wrong.append(f"reached with {seen.reached[:20]!r}")
     if reaches is True and "hello" in row and not seen.rest.startswith(b"\x16") and not seen.reached:
         wrong.append("nothing arrived")
+    if "second" in row and not seen.reached.removeprefix(seen.hello):
+        wrong.append("the second did not arrive")
     return wrong
 
 
@@ -232,8 +241,9 @@ def _judge_refused(case: Case, seen: Seen) -> list[str]:
     if in_tunnel:
         if not seen.closed:
             wrong.append("tunnel stays open")
-        if seen.reached:
-            wrong.append(f"{len(seen.reached)} bytes reached the target")
+        beyond = len(seen.reached.removeprefix(seen.hello))
+        if beyond:
+            wrong.append(f"{beyond} bytes reached the target")
     elif 0 < last < 400 or (row.get("statuses") and len(seen.statuses) < len(row["statuses"])):
         wrong.append(f"served: {seen.statuses}")
     if "tunnel" not in row:
@@ -283,6 +293,8 @@ def _judge_client(wanted: dict[str, Any], seen: Seen) -> list[str]:
 def prepared(rig: Rig, case: Case) -> Iterator[None]:
     """Set the names that a case is about, and make every address in them one that answers, where that can be."""
     added = []
+    if "second" in case.row:
+        rig.listen(443, Mode.SAYS_RETRY)
     for name, value in case.row.get("names", {}).items():
         shaped = isinstance(value, dict)
         rig.names[name] = (
@@ -295,6 +307,8 @@ def prepared(rig: Rig, case: Case) -> Iterator[None]:
     try:
         yield
     finally:
+        if "second" in case.row:
+            rig.listen(443, Mode.TLS)
         for text in added:
             _ip(rig, "del", text)
 

@@ -23,6 +23,7 @@ _KEYS = frozenset(
         "pieces",
         "records",
         "size",
+        "second",
         "early",
         "early_bytes",
         "then",

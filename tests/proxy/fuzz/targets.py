@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import h11
 
-from proxy import client_hello, dns_message
+from proxy import client_hello, dns_message, server_hello
 from proxy.client_hello import MAX_HELLO, Incomplete, NoServerName, NotTls, ServerName
 from proxy.decision import Code, Target
 from proxy.dns_message import MAX_ADDRESSES, Answer, Failure, NotOurs, RecordType, Truncated
@@ -19,6 +19,7 @@ from proxy.judgement import Open, Proof, Refused, judge
 from proxy.policy import BadPolicy, ProxyPolicy
 from proxy.policy import parse as parse_policy
 from proxy.request import MAX_CHUNK_LINE, BodyReader
+from proxy.server_hello import MAX_ANSWER, Answered
 from tests.proxy.examples import policy
 
 if TYPE_CHECKING:
@@ -121,6 +122,35 @@ def hello(data: bytes) -> None:
             assert found.name.isascii()
 
 
+def answered(data: bytes) -> None:
+    """What a server says first is judged once, within the cap, and says the same in records of one byte."""
+    judged: list[Answered] = []
+    for end in sorted({*range(min(len(data), 300)), len(data)}):
+        judged.append(server_hello.parse(data[:end]))
+        assert judged[-1] is not Answered.INCOMPLETE or end < MAX_ANSWER
+    settled = {one for one in judged if one is not Answered.INCOMPLETE}
+    assert len(settled) <= 1
+    assert judged[-1] in settled or not settled
+    whole, cut = (_handshake(data[:64], size) for size in (64, 1))
+    assert server_hello.parse(whole) is server_hello.parse(cut)
+
+
+def _handshake(message: bytes, size: int) -> bytes:
+    return b"".join(b"\x16\x03\x03" + len(part).to_bytes(2, "big") + part for part in pieces(message, size))
+
+
+def second(data: bytes) -> None:
+    """What stands before a second ClientHello is whole records of other kinds, and more bytes only make it more."""
+    least = 0
+    for end in sorted({*range(0, len(data), max(1, len(data) // 16)), len(data)}):
+        found = client_hello.beside(data[:end])
+        if isinstance(found, NotTls):
+            return
+        assert found is None or least <= found <= end
+        least = found or least
+        assert least == 0 or data[0] in (20, 21, 23)
+
+
 def dns(data: bytes) -> None:
     """An answer has addresses of its family, no more than are kept, and nothing else is one."""
     for host, kind, size in (("example.com", RecordType.A, 4), ("a.example.com", RecordType.AAAA, 16)):
@@ -172,6 +202,8 @@ TARGETS: Final[dict[str, Callable[[bytes], None]]] = {
     "head": head,
     "response": response,
     "hello": hello,
+    "answered": answered,
+    "second": second,
     "dns": dns,
     "chunks": chunks,
     "policy": document,
@@ -179,7 +211,7 @@ TARGETS: Final[dict[str, Callable[[bytes], None]]] = {
 MODULES: Final = frozenset(
     {
         *("address", "answer", "client_hello", "decision", "dns_message", "entry"),
-        *("head", "judgement", "policy", "request", "target"),
+        *("head", "judgement", "policy", "request", "server_hello", "target"),
     }
 )
 """Modules of the proxy whose lines count as somewhere new."""
