@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import ipaddress
 import os
 import re
 import stat
@@ -14,10 +15,11 @@ from reconciler.core.job import RefusalCode, Refused
 from reconciler.core.policy import proxy_policy
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from proxy.policy import ProxyPolicy
+    from reconciler.core.gate_report import GateReport
     from reconciler.core.job import Admitted
     from reconciler.core.policy import Effective
     from reconciler.host import Host
@@ -30,6 +32,8 @@ _MAX_SECRET = 64 * 1024
 _DNS_PORT = 53
 
 Resolvers = tuple[tuple[str, int], ...]
+Door = tuple[str, int]
+"""Address and port of a live sandbox's proxy."""
 
 
 def read_secrets(files: Mapping[str, str]) -> dict[str, str] | Refused:
@@ -119,7 +123,13 @@ class ProxySettings:
 
 
 def launch_of(
-    admitted: Admitted, *, run: str, owner: str, environment: Mapping[str, str], proxy: ProxyPolicy
+    admitted: Admitted,
+    *,
+    run: str,
+    owner: str,
+    environment: Mapping[str, str],
+    proxy: ProxyPolicy,
+    neighbours: Sequence[Door],
 ) -> Launch:
     """Everything that a backend needs to know of one run."""
     agent, job = admitted.effective.agent, admitted.job
@@ -135,7 +145,21 @@ def launch_of(
         limits=agent.limits,
         proxy=proxy,
         expires_at=proxy.expires_at,
+        neighbours=tuple(neighbours),
     )
+
+
+def door_of(report: GateReport) -> Door | None:
+    """Where a sandbox's gate found its proxy; None where others could not ask for it.
+
+    A proxy on a loopback is inside its own sandbox's network, and there others find their own.
+    """
+    address, _, port = str(report.anchor.get("address", "")).rpartition(":")
+    try:
+        found = ipaddress.ip_address(address.strip("[]"))
+    except ValueError:
+        return None
+    return None if found.is_loopback or not (port.isascii() and port.isdigit()) else (str(found), int(port))
 
 
 def expiry(admitted: Admitted, now: float) -> float:

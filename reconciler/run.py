@@ -19,15 +19,18 @@ from reconciler.core.result import MESSAGES, BackendUsed, Output, Refusal, Resul
 from reconciler.isolation import LastIsolations, told
 from reconciler.journal import JournalFailed
 from reconciler.live import Live, forget
-from reconciler.prepare import LAUNCH_BUDGET, ProxySettings, expiry, launch_of, read_secrets, resolvers_of
+from reconciler.prepare import LAUNCH_BUDGET, ProxySettings, door_of, expiry, launch_of, read_secrets, resolvers_of
 from reconciler.trail import Trail
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from reconciler.backends.base import Backend, Exit, Launch, Sandbox
     from reconciler.claim import Claim
     from reconciler.core.choose import Chosen
     from reconciler.core.job import Admitted
     from reconciler.core.policy import InForce
+    from reconciler.prepare import Door
     from reconciler.shell import Shell
 
 RESOLV_CONF = Path("/etc/resolv.conf")
@@ -58,14 +61,27 @@ _CODES = {
 class Run:
     """One run. `execute` carries it; `stop` and `follow` may be called at any time meanwhile and return at once."""
 
-    def __init__(self, *, claim: Claim, admitted: Admitted, chosen: Chosen, backend: Backend, shell: Shell) -> None:
+    def __init__(
+        self,
+        *,
+        claim: Claim,
+        admitted: Admitted,
+        chosen: Chosen,
+        backend: Backend,
+        shell: Shell,
+        neighbours: Callable[[], Sequence[Door]],
+    ) -> None:
+        """Take over what was decided; `neighbours` gives the doors of other live runs when this one is launched."""
         agent = admitted.effective.agent
         self.claim = claim
+        self.door: Door | None = None
+        """Where its proxy is, once its gate has found it there."""
         self.agent = agent.name
         self.backend = backend
         self._admitted = admitted
         self._effective = admitted.effective
         self._shell = shell
+        self._neighbours = neighbours
         self._trail = Trail(shell.audit, claim, agent=agent.name, revision=admitted.revision)
         self._stop = Stop()
         self._following = Following(agent.name, self._effective, admitted.generation, shell.host.required_egress)
@@ -173,6 +189,7 @@ class Run:
             owner=self._shell.owner,
             environment={**self._admitted.job.env, **values},
             proxy=self._proxy.policy(self._effective, self._admitted.revision, self._admitted.generation),
+            neighbours=self._neighbours(),
         )
 
     def _facts(self, launch: Launch) -> dict[str, object]:
@@ -213,6 +230,7 @@ class Run:
         if backend is not None:
             backend = replace(backend, isolation=sandbox.isolation, evidence=sandbox.evidence)
         self._result = replace(self._result, gate=sandbox.report.to_object(), backend=backend)
+        self.door = door_of(sandbox.report)
         live.created.set()
         await self._advance(State.CREATED)
         await self._advance(State.GATED, gated=True)

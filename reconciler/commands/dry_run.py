@@ -94,6 +94,7 @@ def _dry_run(host: Host, data: bytes, submitter: str) -> _DryRun | Refused:
         owner=owner,
         environment=admitted.job.env,
         proxy=proxy.policy(admitted.effective, admitted.revision, admitted.generation),
+        neighbours=(),
     )
     creates = built_in(host, owner)[chosen.backend].plan(launch)
     return _DryRun(admitted=admitted, chosen=chosen, creates=creates)

@@ -22,7 +22,7 @@ from reconciler.core.gate_report import GateReport, TargetReport, TargetVerdict
 from reconciler.core.policy import BackendName, Isolation
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Sequence
     from pathlib import Path
 
     from proxy.policy import ProxyPolicy
@@ -51,8 +51,8 @@ def kill_at(wanted: str) -> Callable[[str, str], None]:
     return hook
 
 
-def report(*, passed: bool = True) -> GateReport:
-    """A gate report of one target."""
+def report(*, passed: bool = True, proxy: str = "127.0.0.1:3128") -> GateReport:
+    """A gate report of one target, and of where the proxy was found."""
     target = TargetReport(
         name="canary-v4",
         kind="tcp",
@@ -65,7 +65,7 @@ def report(*, passed: bool = True) -> GateReport:
     return GateReport(
         passed=passed,
         challenge="00" * 16,
-        anchor={"proven": True},
+        anchor={"address": proxy, "answer": "00" * 32, "verdict": "reached", "seen": "answered"},
         targets=(target,),
         rounds=3,
         failures=() if passed else ("canary-v4",),
@@ -85,6 +85,8 @@ class FakeBackend:
     gate_holds: bool = True
     acknowledges: bool = True
     drifted: tuple[str, ...] = ()
+    proxies: Sequence[str] = ()
+    """Where the proxies of its launches are found, one after the other; beyond that on a loopback."""
     launched: list[Launch] = field(default_factory=list)
     started: list[str] = field(default_factory=list)
     updates: list[ProxyPolicy] = field(default_factory=list)
@@ -106,6 +108,7 @@ class FakeBackend:
     @asynccontextmanager
     async def launch(self, launch: Launch, observer: Observer) -> AsyncIterator[FakeSandbox | LaunchRefused]:
         """Make one file a step, in order; leaving removes them."""
+        proxy = self.proxies[len(self.launched)] if len(self.launched) < len(self.proxies) else "127.0.0.1:3128"
         self.launched.append(launch)
         made: list[Path] = []
         crashed = False
@@ -119,7 +122,7 @@ class FakeBackend:
                 self.hook(step, launch.run)
                 await anyio.lowlevel.checkpoint()
             if self.gate_holds:
-                yield FakeSandbox(self, launch, observer)
+                yield FakeSandbox(self, launch, observer, proxy)
             else:
                 yield LaunchRefused(
                     code="gate_failed", message="the gate reached canary-v4", report=report(passed=False)
@@ -148,8 +151,9 @@ class FakeBackend:
 class FakeSandbox:
     """A sandbox whose command is a list of actions, which `wait` carries out."""
 
-    def __init__(self, backend: FakeBackend, launch: Launch, observer: Observer) -> None:
+    def __init__(self, backend: FakeBackend, launch: Launch, observer: Observer, proxy: str) -> None:
         self._backend = backend
+        self._proxy = proxy
         self._launch = launch
         self._observer = observer
         self._policy = launch.proxy
@@ -161,7 +165,7 @@ class FakeSandbox:
     @property
     def report(self) -> GateReport:
         """It always holds: one that does not never becomes a sandbox."""
-        return report()
+        return report(proxy=self._proxy)
 
     @property
     def isolation(self) -> Isolation:

@@ -449,6 +449,36 @@ def test_max_parallel_runs_and_oldest_first(house: House) -> None:
     assert [name for _, name in starts] == list("abcde")
 
 
+def test_a_gate_is_told_where_the_proxies_of_live_neighbours_are(house: House) -> None:
+    """Not those inside a sandbox's own network, nor of runs that have ended; and no more than a gate has time for."""
+    proxies = ["127.0.0.1:3128", "10.0.0.9:3128", "[fd00::1]:3128", "nowhere", *(f"10.0.1.{n}:3128" for n in range(8))]
+
+    async def main() -> None:
+        async with house.daemon(in_force(max_parallel_runs=16), proxies=proxies) as (_, backend):
+            for number in range(len(proxies)):
+                house.submit(f"live-{number:02}.yaml", job("sleep 20"))
+                await until(lambda wanted=number: len(backend.started) > wanted)  # type: ignore[misc]  # mypy: no default
+            house.submit("short.yaml", job())
+            await house_has(house, "short")
+            house.submit("last.yaml", job())
+            await house_has(house, "last")
+        assert [launch.neighbours for launch in backend.launched[:5]] == [
+            (),
+            (),
+            (("10.0.0.9", 3128),),
+            (("10.0.0.9", 3128), ("fd00::1", 3128)),
+            (("10.0.0.9", 3128), ("fd00::1", 3128)),
+        ]
+        assert backend.launched[-1].neighbours == tuple((f"10.0.1.{number}", 3128) for number in range(8))
+
+    anyio.run(main)
+
+
+async def house_has(house: House, stem: str) -> None:
+    """Wait for a result while others go on."""
+    await until(lambda: house.result(stem) is not None)
+
+
 def cancel(run: str) -> bytes:
     """The bytes of a cancel."""
     return f"version: 1\nkind: cancel\nrun: {run}\n".encode()
