@@ -25,6 +25,8 @@ PROXY_PROGRAM, GATE_PROGRAM = "/usr/bin/ringfence-proxy", "/usr/bin/ringfence-ga
 PROXY_USER = "65532:65532"
 """The image's own unprivileged user."""
 _DRIVER = "com.docker.network.bridge"
+_NOWHERE_V6 = "100::1"
+"""Of the range that is discarded wherever it gets (RFC 6666)."""
 _MOST_SHM = 64 * 1024 * 1024
 _PROXY_MEMORY, _PROXY_PIDS, _PROXY_CPUS = 256 * 1024 * 1024, 32, 1.0
 _GVISOR_PIDS = 128
@@ -176,6 +178,15 @@ def _filter(where: Where, role: Role) -> tuple[str, ...]:
     return (f"seccomp={where.filters.proxy if role is Role.PROXY else where.filters.sandbox}",)
 
 
+def _nameserver(role: Role) -> str:
+    """Give the server that an engine has to ask for whoever looks a name up: one that tells nobody anything.
+
+    Names are the proxy's. On a fence there is no IPv6, so that such a server cannot even be asked. One of IPv4 could,
+    along the route to nowhere that old engines make, and would be waited for: they end a container no earlier.
+    """
+    return NOWHERE if role is Role.PROXY else _NOWHERE_V6
+
+
 def _on(network: str, address: str) -> Plain:
     return {"EndpointsConfig": {network: {"IPAMConfig": {"IPv4Address": address}}}}
 
@@ -227,8 +238,7 @@ def _container(where: Where, role: Role, *, image: str, user: str, limits: _Boun
             "RestartPolicy": {"Name": "no", "MaximumRetryCount": 0},
             "AutoRemove": False,
             "LogConfig": _LOG,
-            # Looked up by nobody: names are the proxy's. A server that is nowhere, so that the engine has none to ask.
-            "Dns": [NOWHERE],
+            "Dns": [_nameserver(role)],
             "DnsSearch": ["."],
             "DnsOptions": [],
             "ExtraHosts": [],

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import pytest
 
-from reconciler.backends import docker_gate, docker_spec, gate_targets, guard, links
+from reconciler.backends import docker_gate, docker_spec, gate_targets, guard, links, nft
 from tests.backends.docker_world import OWNER, Kind, beside
 from tests.backends.mutations import (
     CURRENT,
@@ -292,6 +292,33 @@ def test_a_resolver_that_would_forward_has_nobody_to_ask(forwarding: DockerOnRig
 
     anyio.run(main)
     assert forwarding.engine.rig.queries("gate.ringfence.invalid") == []
+
+
+ASK = """
+import socket
+query = bytes.fromhex("4711010000010000000000000470617374076578616d706c6503636f6d0000010001")
+with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+    asking.sendto(query, ("127.0.0.11", 53))
+"""
+
+
+@on(DEBIAN)
+@pytest.mark.parametrize("waits", [False, True], ids=["it does not", "with the remedy taken out it does"])
+def test_nobody_waits_for_the_server_that_is_nowhere(
+    docker: DockerOnRig, monkeypatch: pytest.MonkeyPatch, waits: bool
+) -> None:
+    """An old engine tells of a container's end once its resolver has answered, or has given up after 4 s."""
+    if waits:
+        without(monkeypatch, "agent_container", weaken("Dns", [nft.NOWHERE]))
+
+    async def main() -> float:
+        async with docker.launch(launch("python3", "-c", ASK), Recorder()) as sandbox:
+            await built(sandbox).start()
+            began = anyio.current_time()
+            assert (await built(sandbox).wait()).status == 0
+            return anyio.current_time() - began
+
+    assert (anyio.run(main) > 3) is waits
 
 
 @on(CURRENT, DEBIAN)

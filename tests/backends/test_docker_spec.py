@@ -74,7 +74,8 @@ def test_every_container_is_shut_in(made: spec.Plain) -> None:
     assert host["NanoCpus"] > 0
     assert host["RestartPolicy"]["Name"] == "no"
     assert host["LogConfig"]["Config"].keys() == {"max-size", "max-file"}
-    assert host["Dns"] == ["192.0.2.1"]
+    (nameserver,) = host["Dns"]
+    assert nameserver == ("192.0.2.1" if made["Labels"]["ringfence.role"] == "proxy" else "100::1")
     assert host["Sysctls"]["net.ipv4.ip_forward"] == "0"
     assert made["User"].split(":")[0] not in ("", "0", "root")
     for name in ("Binds", "Devices", "PortBindings", "ExtraHosts", "CapAdd", "VolumesFrom", "Privileged"):
