@@ -180,4 +180,12 @@ def _arrived(listener: socket.socket, name: str, *, named_datagrams: bool = Fals
 def _tcp_name(local: tuple[str, int] | tuple[str, int, int, int]) -> str:
     address = local[0].partition("%")[0]
     zone = local[3] if len(local) > 2 else 0  # noqa: PLR2004 - IPv6 addresses are four values
-    return _name(TargetKind.TCP, f"{address}%{socket.if_indextoname(zone)}" if zone else address, local[1])
+    return _name(TargetKind.TCP, f"{address}%{_link(zone)}" if zone else address, local[1])
+
+
+def _link(index: int) -> str:
+    """Name a link; by its number where it is gone since, as those of other sandboxes may be."""
+    try:
+        return socket.if_indextoname(index)
+    except OSError:
+        return str(index)

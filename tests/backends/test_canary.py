@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -51,6 +52,30 @@ def test_every_address_has_canaries_that_are_alive_and_count(in_rig: Rig, tmp_pa
             assert target.name in arrived or target.kind is TargetKind.UDP
         assert opened.arrivals() == frozenset()
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.rig
+def test_an_arrival_by_a_link_that_is_gone_counts(in_rig: Rig, tmp_path: Path) -> None:
+    """Links of other sandboxes come and go while canaries are met."""
+    assert in_rig.run(["ip", "link", "add", "passing", "type", "veth", "peer", "name", "other-end"]).returncode == 0
+    try:
+        for end in ("passing", "other-end"):
+            assert in_rig.run(["ip", "link", "set", end, "up"]).returncode == 0
+        deadline = time.monotonic() + 10
+        # Until an address is proven unique it is nobody's.
+        while "tentative" in in_rig.run(["ip", "-6", "address", "show", "dev", "passing"]).stdout.decode():
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        (address,) = [address for address in host_network.addresses() if address.endswith("%passing")]
+        with canary.open_canaries(tmp_path, [address]) as opened:
+            (target,) = [each for each in opened.targets if each.kind is TargetKind.TCP]
+            assert target.alive
+            index = socket.if_nametoindex("passing")
+            meet(target, opened)
+            assert in_rig.run(["ip", "link", "delete", "passing"]).returncode == 0
+            assert opened.arrivals() == {target.name.replace("%passing", f"%{index}")}
+    finally:
+        in_rig.run(["ip", "link", "delete", "passing"])
 
 
 def test_a_path_longer_than_an_address_is_no_hindrance(tmp_path: Path) -> None:
