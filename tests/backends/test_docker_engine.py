@@ -268,10 +268,14 @@ def test_a_first_process_that_ignores_sigterm(docker: DockerOnRig, monkeypatch: 
     if not init:
         without(monkeypatch, "agent_container", weaken("Init", False))
 
+    recorder = Recorder()
+
     async def main() -> float:
-        async with docker.launch(launch("sleep", "300"), Recorder()) as sandbox:
+        async with docker.launch(launch("sh", "-c", "echo it runs; exec sleep 300"), recorder) as sandbox:
             live = built(sandbox)
             await live.start()
+            # An engine says that it started before runc has become the command, and runc does not ignore it.
+            await recorder.wrote.wait()
             began = anyio.current_time()
             await live.stop(ExitCode.TIMEOUT)
             return anyio.current_time() - began

@@ -12,7 +12,23 @@ from tests.e2e.grounds import GROUNDS, Ground, Place, Places, wanted
 from tests.e2e.installation import Installation
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator, Iterator
+
+_LOG = 8000
+"""Bytes of a daemon's log that a failure shows: the last ones."""
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Show what the daemon said to whoever reads of a failure: its directory will be gone."""
+    report = yield
+    if report.failed and isinstance(item, pytest.Function):
+        for value in item.funcargs.values():
+            if isinstance(value, Installation) and value.log.exists():
+                said = value.log.read_bytes()[-_LOG:].decode("utf-8", "replace")
+                section = (f"ringfenced in {value.root}", said)
+                report.sections += [section] if section not in report.sections else []
+    return report
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -117,7 +117,9 @@ def test_a_dockerd_that_was_killed_starts_again_and_knows_its_containers(
 
 
 _OWNER = """
-import sys
+import signal, sys
+# As at a terminal: what a shell starts in the background is born deaf to Ctrl-C, and so is all that it starts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 from tests.rig import Rig
 from tests.rig.docker import Engine
 with Rig() as rig, Engine(rig) as engine:
