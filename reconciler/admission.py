@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from reconciler.core.grants import Approval, Grant
-from reconciler.core.sshsig import Malformed, parse_signature
-from reconciler.core.statement import OTHER_HOST, ReasonRefused, Statement, Terms, judge, read
+from reconciler.core.sshsig import Malformed
+from reconciler.core.statement import NOT_LOOKED_AT, OTHER_HOST, ReasonRefused, Statement, Terms, judge, read
 from reconciler.core.trust import Trust, TrustBroken
 from reconciler.reason import choose_signer
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Mapping
 
-    from reconciler.core.load import Tree
+    from reconciler.core.load import Problem, Tree
     from reconciler.reason import Verifier
 
 _FOLDER = "reasons/"
+MOST_SIGNATURES = 16
+"""Signatures of one statement that are looked at: two approvals are the most that anything costs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +96,10 @@ class Admissions:
     refused: tuple[Refusal, ...] = ()
     elsewhere: tuple[str, ...] = ()
     """Statements for other hosts, by file."""
+    waiting: tuple[str, ...] = ()
+    """Signatures that were not looked at yet, for want of time. They admit nothing meanwhile."""
+    read: Mapping[str, Statement | tuple[Problem, ...]] = field(default_factory=dict, repr=False, compare=False)
+    """Every statement that somebody signed, by SHA-256, or what is wrong with it: for the next pass."""
 
     @property
     def grants(self) -> tuple[Grant, ...]:
@@ -136,6 +142,7 @@ def admit(
         verifier: remembers signatures between passes.
         previous: what the pass before found; the statements that it read are not read again. It decides nothing.
     """
+    verifier.begin()
     known = {(one.sha256, one.key): one for one in before}
     statements = sorted(file for file in files if file.startswith(_FOLDER) and file.endswith(".yaml"))
     signatures: dict[str, list[str]] = {file: [] for file in statements}
@@ -147,7 +154,14 @@ def admit(
         else:
             signatures[statement].append(file)
     one_pass = _Pass(files, trust, known=known, now=now, terms=terms, verifier=verifier, previous=previous)
-    found = [one_pass.statement(file, signatures[file]) for file in statements]
+    digests = {file: hashlib.sha256(files[file]).hexdigest() for file in statements}
+    in_force = {one.sha256 for one in known.values()}
+    # Those that count already come first: whoever adds others by the thousand must not keep one of these from lapsing.
+    judged = {
+        file: one_pass.statement(file, digests[file], signatures[file])
+        for file in sorted(statements, key=lambda file: (digests[file] not in in_force, file))
+    }
+    found = [judged[file] for file in statements]
     refused += one_pass.refused
     counts = Counter(one.statement.id for one in found if one is not None)
     admitted = []
@@ -157,9 +171,16 @@ def admit(
             refused.append(Refusal(one.file, "duplicate_id", message, one.statement.sha256))
         elif one is not None:
             admitted.append(one)
-    verifier.forget(frozenset(hashlib.sha256(files[file]).digest() for file in statements))
+    verifier.forget(
+        frozenset(bytes.fromhex(digest) for digest in digests.values()),
+        frozenset(hashlib.sha256(files[file]).digest() for signed in signatures.values() for file in signed),
+    )
     return Admissions(
-        admitted=tuple(admitted), refused=tuple(sorted(refused)), elsewhere=tuple(sorted(one_pass.elsewhere))
+        admitted=tuple(admitted),
+        refused=tuple(sorted(refused)),
+        elsewhere=tuple(sorted(one_pass.elsewhere)),
+        waiting=tuple(sorted(one_pass.waiting)),
+        read=one_pass.read,
     )
 
 
@@ -183,20 +204,30 @@ class _Pass:
         self._now = now
         self._terms = terms
         self._verifier = verifier
-        self._read = {one.statement.sha256: one for one in (previous.admitted if previous is not None else ())}
+        self._admitted = {one.statement.sha256: one for one in (previous.admitted if previous is not None else ())}
+        self._before = previous.read if previous is not None else {}
+        self.read: dict[str, Statement | tuple[Problem, ...]] = {}
         self.refused: list[Refusal] = []
         self.elsewhere: list[str] = []
+        self.waiting: list[str] = []
 
-    def statement(self, file: str, signatures: list[str]) -> Admitted | None:
+    def statement(self, file: str, sha256: str, signatures: list[str]) -> Admitted | None:
         """Judge one statement: first its signatures, and only then what it says."""
         data = self._files[file]
-        sha256 = hashlib.sha256(data).hexdigest()
         approvals: dict[Approval, datetime] = {}
         fresh = False
-        for signature in signatures:
-            approval = self._signature(data, sha256, signature)
+        if len(signatures) > MOST_SIGNATURES:
+            many = f"is one of {len(signatures)} signatures of one statement, of which {MOST_SIGNATURES} are looked at"
+            advice = "delete those that it does not need"
+            self._refuse(signatures[-1], ReasonRefused("too_many_signatures", f"{many}: {advice}"), sha256)
+        for number, signature in enumerate(signatures):
+            look = number < MOST_SIGNATURES
+            approval = self._signature(data, sha256, signature, look=look)
             if isinstance(approval, ReasonRefused):
-                self._refuse(signature, approval, sha256)
+                if approval.code != NOT_LOOKED_AT:
+                    self._refuse(signature, approval, sha256)
+                elif look:
+                    self.waiting.append(signature)
                 continue
             known = self._known.get((sha256, approval.key))
             approvals[approval] = self._now if known is None else known.admitted_at
@@ -206,8 +237,8 @@ class _Pass:
                 message = "has no signature beside it: sign it (`ringfence reason sign`)"
                 self._refuse(file, ReasonRefused("no_signature", message), sha256)
             return None
-        before = self._read.get(sha256)
-        statement = read(file, data) if before is None else before.statement
+        before = self._admitted.get(sha256)
+        statement = self.read[sha256] = self._before.get(sha256) or read(file, data)
         if isinstance(statement, tuple):
             for problem in statement:
                 self._refuse(file, ReasonRefused("bad_statement", f"{problem}: mend it and sign it again"), sha256)
@@ -247,9 +278,12 @@ class _Pass:
             fresh=fresh,
         )
 
-    def _signature(self, data: bytes, sha256: str, file: str) -> Approval | ReasonRefused:
-        """Say who approved with one signature file, judged at the time of its first admission."""
-        parsed = parse_signature(self._files[file])
+    def _signature(self, data: bytes, sha256: str, file: str, *, look: bool) -> Approval | ReasonRefused:
+        """Say who approved with one signature file, judged at the time of its first admission.
+
+        Without `look` it only counts when it was looked at before, or its key signed these bytes before.
+        """
+        parsed = self._verifier.parsed(self._files[file])
         known = None if isinstance(parsed, Malformed) else self._known.get((sha256, parsed.key.fingerprint))
         if isinstance(self._trust, TrustBroken):
             if known is None:
@@ -258,7 +292,7 @@ class _Pass:
                 return ReasonRefused("key_revoked", f"is signed with the revoked key {known.key}")
             return Approval(known.signer, known.key)
         at = self._now if known is None else known.admitted_at
-        found = self._verifier.verify(data, self._files[file], self._trust, at=at)
+        found = self._verifier.verify(data, self._files[file], self._trust, at=at, look=look)
         if not isinstance(found, ReasonRefused):
             return Approval(found.principal, found.key)
         if found.transient and known is not None:
@@ -268,7 +302,7 @@ class _Pass:
 
     def _fresh(self, file: str) -> bool:
         """Say whether a host without history would take this signature now."""
-        parsed = parse_signature(self._files[file])
+        parsed = self._verifier.parsed(self._files[file])
         if isinstance(parsed, Malformed) or isinstance(self._trust, TrustBroken):
             return False
         return not isinstance(choose_signer(parsed, self._trust, at=self._now), ReasonRefused)

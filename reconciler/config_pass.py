@@ -1,36 +1,24 @@
-"""Owns the config pipeline: carries values from step to step, says which rows a pass writes, and applies it."""
+"""Owns the config pipeline: reads, has a pass evaluated and applies it, keeps to the clock while that takes long."""
 
 from __future__ import annotations
 
 import dataclasses
-import gc
 import itertools
-import math
 import os
-from contextlib import contextmanager
-from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import anyio
 from loguru import logger
 
-from reconciler.admission import Admission, Admissions, admit
-from reconciler.config_rows import Events, Lapsed, rows_of
-from reconciler.core import load
 from reconciler.core.load import Problem
 from reconciler.core.policy import InForce, in_force
-from reconciler.core.reconcile import Outcome, reconcile
-from reconciler.core.statement import Terms
 from reconciler.core.trust import Trust, TrustBroken
-from reconciler.core.validate import Desired, desired, document_of
+from reconciler.evaluate import Evaluated, evaluate
 from reconciler.reason import Verifier, read_trust
 from reconciler.snapshot import Bounds, NotSettled, Snapshot, take
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from reconciler.clock import Clock
     from reconciler.host import Host
     from reconciler.journal import Journal
@@ -38,199 +26,10 @@ if TYPE_CHECKING:
 
 SETTLE_S = 5.0
 """How long a pass waits for a directory to come to rest."""
-_REMEMBER_TIME = timedelta(seconds=60)
-"""How far the last time seen may lag behind on disk while nothing else changes."""
-_SOON = timedelta(days=14)
-_BETWEEN_COLLECTIONS = 100_000
+_MEANWHILE_S = 0.2
+"""How long the trust directory may take to come to rest while a pass is under way: then the last one counts on."""
 _BATCH = 1000
 """Rows that are written at once: the first pass over a large estate has tens of thousands."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class Evaluated:
-    """Everything that one pass found and would do. Nothing was written."""
-
-    snapshot: Snapshot | NotSettled
-    trust: Trust | TrustBroken
-    desired: Desired
-    admissions: Admissions
-    outcome: Outcome
-    in_force: InForce
-    problems: tuple[Problem, ...]
-    """Of documents, of files that were not read, and of the trust files."""
-    events: Events
-    """The audit rows that `apply` writes before anything takes effect."""
-    state: State
-    """What `apply` stores after the rows."""
-    stale: bool
-    """Whether `state` differs from what is stored."""
-    wake: datetime | None
-    """When the next signed reason that counts expires: a pass is due then, whatever happens or not."""
-
-    @property
-    def alarm(self) -> str | None:
-        """Why nothing is loosened, or why what is in force is not what the directory says; None when all is well."""
-        if isinstance(self.snapshot, NotSettled):
-            return f"[{self.snapshot.code}] {self.snapshot.message}"
-        if isinstance(self.trust, TrustBroken):
-            return f"nothing new is admitted: {self.trust.problems[0]}"
-        return self.outcome.alarm
-
-    @property
-    def expiring(self) -> tuple[str, ...]:
-        """Ids of statements that count and expire within 14 days."""
-        limit = (self.state.last_seen or datetime.max.replace(tzinfo=UTC)) + _SOON
-        found = [one.statement for one in self.admissions.admitted]
-        return tuple(sorted(one.id for one in found if one.expires is not None and one.expires < limit.timestamp()))
-
-    @property
-    def inherited(self) -> tuple[str, ...]:
-        """Ids of statements that count here only because they were admitted earlier: a fresh host would refuse them."""
-        return tuple(sorted(one.statement.id for one in self.admissions.admitted if not one.fresh))
-
-
-def evaluate(
-    snapshot: Snapshot | NotSettled,
-    trust: Trust | TrustBroken,
-    state: State,
-    *,
-    now: datetime,
-    host: Host,
-    verifier: Verifier,
-    previous: Evaluated | None = None,
-) -> Evaluated:
-    """Work out one pass over values that were read before; writes nothing, and runs only ssh-keygen.
-
-    A directory that did not settle keeps what is in force, but for what expires or is revoked meanwhile.
-
-    Args:
-        snapshot: the policy directory.
-        trust: the trust directory.
-        state: what is remembered.
-        now: the clock's time; the last time seen counts instead where that is later.
-        host: settings.
-        verifier: remembers signatures between passes.
-        previous: an earlier pass, so that only what changed since is read, judged and compared again. What it did not
-            have to do anew, it takes over: the answer is the same as without it.
-    """
-    with _rarely_collected():
-        return _evaluated(snapshot, trust, state, now=now, host=host, verifier=verifier, previous=previous)
-
-
-@contextmanager
-def _rarely_collected() -> Iterator[None]:
-    """Look for cycles rarely: a pass over a large estate makes millions of objects, and none of them is in one."""
-    before = gc.get_threshold()
-    gc.set_threshold(_BETWEEN_COLLECTIONS, *before[1:])
-    try:
-        yield
-    finally:
-        gc.set_threshold(*before)
-
-
-def _evaluated(
-    snapshot: Snapshot | NotSettled,
-    trust: Trust | TrustBroken,
-    state: State,
-    *,
-    now: datetime,
-    host: Host,
-    verifier: Verifier,
-    previous: Evaluated | None,
-) -> Evaluated:
-    if state.last_seen is not None:
-        now = max(now, state.last_seen)
-    wanted, admissions = Desired(), Admissions()
-    if isinstance(snapshot, Snapshot):
-        wanted = _desired(snapshot, host, None if previous is None else previous.desired)
-        if wanted.empty:
-            snapshot = NotSettled("empty", f"{host.policy} holds no policy document: that deletes nothing")
-    if isinstance(snapshot, Snapshot):
-        terms = Terms(host=host.name, ticket_pattern=host.ticket_pattern, max_age=host.max_age)
-        admissions = admit(
-            snapshot.files,
-            trust,
-            state.admissions,
-            now=now,
-            terms=terms,
-            verifier=verifier,
-            previous=None if previous is None else previous.admissions,
-        )
-    revoked = trust.revoked_ids | {one.id for one in state.admissions if one.key in trust.revoked_keys}
-    outcome = reconcile(
-        wanted,
-        state.memory,
-        admissions.grants,
-        now=now.timestamp(),
-        lapsed=revoked,
-        previous=None if previous is None else previous.outcome,
-    )
-    if isinstance(snapshot, Snapshot):
-        kept = tuple(one for admitted in admissions.admitted for one in admitted.admissions)
-    else:
-        live = {grant.id for grant in outcome.memory.grants}
-        kept = tuple(one for one in state.admissions if one.id in live)
-    revision = snapshot.digest if isinstance(snapshot, Snapshot) else state.revision
-    moved = outcome.tree != state.memory.in_force
-    rows = rows_of(
-        snapshot=snapshot,
-        trust=trust,
-        admissions=admissions,
-        lapsed=_lapsed(state.admissions, kept, admissions, revoked, settled=isinstance(snapshot, Snapshot)),
-        outcome=outcome,
-        state=state,
-        now=now,
-    )
-    following = dataclasses.replace(
-        state,
-        revision=revision,
-        commit=snapshot.commit if isinstance(snapshot, Snapshot) else state.commit,
-        generation=state.generation + moved,
-        last_seen=now,
-        memory=outcome.memory,
-        admissions=kept,
-        refused=rows.refused,
-        held=rows.held,
-        trust=trust if isinstance(trust, Trust) else state.trust,
-        alarm=rows.alarm,
-    )
-    late = state.last_seen is None or now - state.last_seen > _REMEMBER_TIME
-    return Evaluated(
-        snapshot=snapshot,
-        trust=trust,
-        desired=wanted,
-        admissions=admissions,
-        outcome=outcome,
-        in_force=in_force(
-            outcome.tree,
-            revision=revision,
-            generation=following.generation,
-            previous=None if previous is None else (previous.outcome.tree, previous.in_force),
-        ),
-        problems=_problems(wanted, trust),
-        events=rows.events,
-        state=following,
-        stale=late or dataclasses.replace(following, last_seen=state.last_seen) != state,
-        wake=_wake(outcome, now),
-    )
-
-
-async def apply(evaluated: Evaluated, journal: Journal, file: StateFile) -> InForce:
-    """Make one pass true: first its audit rows, then the state. The caller then tells live proxies.
-
-    Cut off between the two, or between two batches of rows, the next pass finds the old state, decides the same again
-    and writes the same rows again.
-
-    Raises:
-        JournalFailed: not every row was written, and nothing changed.
-        OSError: the state was not stored; what was in force before still is.
-    """
-    rows = iter(evaluated.events)
-    while batch := tuple(itertools.islice(rows, _BATCH)):
-        await journal.append(*batch)
-    if evaluated.stale:
-        await anyio.to_thread.run_sync(file.save, evaluated.state)
-    return evaluated.in_force
 
 
 class ConfigPass:
@@ -243,6 +42,7 @@ class ConfigPass:
         self._journal = journal
         self._clock = clock
         self._verifier = Verifier()
+        self._turn = anyio.Lock()  # whoever writes rows or the state; a long list of rows is written in many turns
         self._last: Evaluated | None = None
         self._known: Evaluated | None = None
         self.overdue = False
@@ -270,10 +70,68 @@ class ConfigPass:
             JournalFailed: nothing was applied, because its audit rows could not be written.
             OSError: nothing was applied, because the state could not be stored.
         """
+        base = self._state
         evaluated = await anyio.to_thread.run_sync(self._evaluate)
+        while not await self._apply(evaluated, base):
+            # Something lapsed meanwhile: what was found is judged anew by what is in force and trusted since.
+            base = self._state
+            evaluated = await anyio.to_thread.run_sync(self._once_more, evaluated)
+        return evaluated
+
+    async def keep_time(self) -> bool:
+        """Take out of force what expired or was revoked while a pass is under way; say whether anything had to be done.
+
+        Goes by the policy directory as the last pass saw it, and by the trust directory as it is, where that can be
+        read at once. Admits nothing that was not admitted before.
+
+        Raises:
+            JournalFailed: nothing was applied, because its audit rows could not be written.
+            OSError: nothing was applied, because the state could not be stored.
+        """
+        base, last = self._state, self._last
+        if last is None:
+            return False
+        trust = await self._trust_now() or last.trust
+        if trust == last.trust and (last.expiry is None or self._clock.now() < last.expiry):
+            return False
+        verifier = self._verifier.knowing()
+        evaluated = await anyio.to_thread.run_sync(lambda: self._over(last.snapshot, trust, self._known, verifier))
+        with anyio.CancelScope(shield=True):  # rows without the state would be written again
+            return await self._apply(evaluated, base)
+        raise AssertionError("unreachable: nothing above swallows what it raises")
+
+    async def _trust_now(self) -> Trust | None:
+        """Read the trust directory; None where that takes too long, or does not give signers."""
+        with anyio.move_on_after(2 * _MEANWHILE_S):
+            read = lambda: trust_of(self._host, deadline=_MEANWHILE_S)  # noqa: E731
+            found = await anyio.to_thread.run_sync(read, abandon_on_cancel=True)
+            return found if isinstance(found, Trust) else None
+        return None
+
+    async def _apply(self, evaluated: Evaluated, base: State) -> bool:
+        """Make one pass true: first its audit rows, then the state. The caller then tells live proxies.
+
+        False, and nothing was made true, when `base`, which it goes by, is not what is in force any more. Then, and cut
+        off between the two or between two batches of rows, the next pass decides the same again, and writes the same
+        rows again.
+        """
         self.overdue = any(not change.weakening for change in evaluated.outcome.changes)
-        await apply(evaluated, self._journal, self._file)
-        self.overdue = False
+        rows = iter(evaluated.events)
+        while batch := tuple(itertools.islice(rows, _BATCH)):
+            async with self._turn:
+                if self._state is not base:
+                    return False
+                await self._journal.append(*batch)
+        async with self._turn:
+            if self._state is not base:
+                return False
+            if evaluated.stale:
+                await anyio.to_thread.run_sync(self._file.save, evaluated.state)
+            self._take_over(evaluated)
+            self.overdue = False
+        return True
+
+    def _take_over(self, evaluated: Evaluated) -> None:
         # What is not stored is equal to what is; the time that was seen counts from when it was stored.
         last_seen = evaluated.state.last_seen if evaluated.stale else self._state.last_seen
         self._state = dataclasses.replace(evaluated.state, last_seen=last_seen)
@@ -284,27 +142,35 @@ class ConfigPass:
             self._known = dataclasses.replace(evaluated, desired=read.desired, admissions=read.admissions)
         else:
             self._known = evaluated
-        return evaluated
 
     def _evaluate(self) -> Evaluated:
         """Evaluate what is there; over nothing where that breaks, for then too all that ended has to go."""
         trust = trust_of(self._host)
         try:
-            return self._over(snapshot_of(self._host), trust)
+            return self._over(snapshot_of(self._host), trust, self._known)
         except Exception as error:  # noqa: BLE001 - no content of a directory may keep an expired grant in force
             logger.opt(exception=error).error("the policy directory could not be evaluated")
             message = f"{self._host.policy} could not be evaluated ({type(error).__name__}): the log says where"
-            return self._over(NotSettled("failed", message), trust)
+            return self._over(NotSettled("failed", message), trust, self._known)
 
-    def _over(self, snapshot: Snapshot | NotSettled, trust: Trust | TrustBroken) -> Evaluated:
+    def _once_more(self, found: Evaluated) -> Evaluated:
+        return self._over(found.snapshot, trust_of(self._host), found)
+
+    def _over(
+        self,
+        snapshot: Snapshot | NotSettled,
+        trust: Trust | TrustBroken,
+        previous: Evaluated | None,
+        verifier: Verifier | None = None,
+    ) -> Evaluated:
         return evaluate(
             snapshot,
             trust,
             self._state,
             now=self._clock.now(),
             host=self._host,
-            verifier=self._verifier,
-            previous=self._known,
+            verifier=verifier or self._verifier,
+            previous=previous,
         )
 
 
@@ -314,8 +180,8 @@ def snapshot_of(host: Host) -> Snapshot | NotSettled:
     return take(host.policy, owner=host.policy_owner, bounds=bounds, deadline=SETTLE_S)
 
 
-def trust_of(host: Host) -> Trust | TrustBroken:
-    """Read the trust directory of a host, at rest; broken where anything keeps it from being read. Blocks."""
+def trust_of(host: Host, *, deadline: float = SETTLE_S) -> Trust | TrustBroken:
+    """Read the trust directory of a host, at rest; broken where anything keeps it from being read in time. Blocks."""
 
     def broken(message: str) -> TrustBroken:
         return TrustBroken(problems=(Problem(str(host.trust), 1, 1, "", message),))
@@ -324,62 +190,7 @@ def trust_of(host: Host) -> Trust | TrustBroken:
         if Path(os.path.realpath(host.trust)).is_relative_to(os.path.realpath(host.policy)):
             # Whoever may commit policy would choose the signers.
             return broken("lies in the policy directory: move it out, and name it as `trust` in host.yaml")
-        return read_trust(host.trust, deadline=SETTLE_S)
+        return read_trust(host.trust, deadline=deadline)
     except Exception as error:  # noqa: BLE001 - nobody's signature is admitted, and the pass goes on without
         logger.opt(exception=error).error("the trust directory could not be read")
         return broken(f"could not be read ({type(error).__name__}): the log says where")
-
-
-def _desired(snapshot: Snapshot, host: Host, previous: Desired | None) -> Desired:
-    """Give what the snapshot wants; a document that could not be read is a bad one, never one that is gone."""
-    wanted = desired(snapshot.files, bounds=load.Bounds(bytes=host.max_bytes), previous=previous)
-    refused = {one.file: document_of(one.file) for one in snapshot.refused}
-    if not refused:
-        return wanted
-    problems = [Problem(one.file, 1, 1, "", f"[{one.code}] {one.message}") for one in snapshot.refused]
-    # A platform.yaml that was refused is not missing: that is said once, and rightly.
-    kept = [one for one in wanted.problems if not (one.file in refused and one.file not in snapshot.files)]
-    return dataclasses.replace(
-        wanted,
-        bad=wanted.bad | {name for name in refused.values() if name is not None},
-        problems=tuple(sorted({*kept, *problems})),
-    )
-
-
-def _lapsed(
-    before: tuple[Admission, ...],
-    kept: tuple[Admission, ...],
-    admissions: Admissions,
-    revoked: frozenset[str],
-    *,
-    settled: bool,
-) -> tuple[Lapsed, ...]:
-    """Say which admissions count no more, and why."""
-    live = {(one.sha256, one.key) for one in kept}
-    refused = {one.sha256: one for one in admissions.refused}
-    found = []
-    for one in before:
-        if (one.sha256, one.key) in live:
-            continue
-        refusal = refused.get(one.sha256)
-        if refusal is not None:
-            found.append(Lapsed(one, refusal.code, refusal.message))
-        elif settled:
-            found.append(Lapsed(one, "removed", "is not in the policy directory any more, or its signature is not"))
-        elif one.id in revoked:
-            found.append(Lapsed(one, "revoked", "is revoked, by its id or its key"))
-        else:
-            found.append(Lapsed(one, "expired", "has expired"))
-    return tuple(found)
-
-
-def _problems(wanted: Desired, trust: Trust | TrustBroken) -> tuple[Problem, ...]:
-    return (*wanted.problems, *(trust.problems if isinstance(trust, TrustBroken) else ()))
-
-
-def _wake(outcome: Outcome, now: datetime) -> datetime | None:
-    ends = [grant.expires for grant in outcome.memory.grants if grant.expires is not None]
-    soonest = min(ends, default=math.inf)
-    if soonest == math.inf:
-        return None
-    return max(now, datetime.fromtimestamp(soonest, UTC))

@@ -50,6 +50,8 @@ if TYPE_CHECKING:
 
 FINE, PROBLEMS, USAGE = 0, 1, 64
 """Exit statuses."""
+_MEANWHILE = 0.2
+"""Seconds between two looks at the clock and at the trust directory while a pass is under way."""
 _RETRY = 1.0
 """Seconds after which a pass that could not be applied is tried again."""
 
@@ -154,7 +156,7 @@ class Daemon:
                     self._jobs.stop()
 
     async def _follow_policy(self, *, task_status: TaskStatus[None]) -> None:
-        """Do a pass at each hint, at SIGHUP, at the next expiry and at each scan. The first comes before any job."""
+        """Do a pass at each hint, SIGHUP and scan, and at the next expiry. The first comes before any job."""
         host = self._shell.host
         async with (
             watching((host.policy, host.trust), owner=host.policy_owner, scan_interval=host.scan_interval) as watch,
@@ -182,27 +184,51 @@ class Daemon:
         A pass that breaks leaves what is in force as it is: the live runs and the jobs to come go on under that.
         """
         pause = self._shell.host.scan_interval
-        try:
-            evaluated = await self._config.run()
-        except (JournalFailed, OSError) as error:
-            self._trouble(f"the last pass was not applied: {error}")
-            pause = _RETRY
-            if self._config.overdue:
-                # A full disk must not be a way to keep what was revoked: whoever could use it ends.
-                self._jobs.end_runs(ResultCode.AUDIT_FAILED)
-        except Exception as error:  # noqa: BLE001 - a document must not be able to end the daemon and every live run
-            logger.opt(exception=error).error("a config pass failed")
-            self._trouble(f"the last pass failed ({type(error).__name__}); the log of ringfenced says where")
-        else:
-            self._view.last, self._view.trouble = evaluated, None
-            if evaluated.wake is not None:
-                due = (evaluated.wake - self._shell.clock.now()).total_seconds()
-                pause = min(pause, max(due, 0.0) + 0.01)
+        async with anyio.create_task_group() as meanwhile:
+            meanwhile.start_soon(self._keep_time)
+            try:
+                evaluated = await self._config.run()
+            except (JournalFailed, OSError) as error:
+                self._not_applied(error)
+                pause = _RETRY
+            except Exception as error:  # noqa: BLE001 - a document must not be able to end the daemon and every live run
+                self._failed(error)
+            else:
+                self._view.last, self._view.trouble = evaluated, None
+                if evaluated.wake is not None:
+                    due = (evaluated.wake - self._shell.clock.now()).total_seconds()
+                    pause = min(pause, max(due, 0.0) + 0.01)
+            meanwhile.cancel_scope.cancel()
+        self._follow()
+        return pause
+
+    async def _keep_time(self) -> None:
+        """See to it that what expires or is revoked does not wait for a pass that takes long. Does nothing in most."""
+        while True:
+            await anyio.sleep(_MEANWHILE)
+            try:
+                if await self._config.keep_time():
+                    self._follow()
+            except (JournalFailed, OSError) as error:
+                self._not_applied(error)
+            except Exception as error:  # noqa: BLE001 - see above
+                self._failed(error)
+
+    def _follow(self) -> None:
         in_force = _accepted(self._config.in_force)
         self._view.in_force = in_force
         if in_force is not None:
             self._jobs.follow(in_force)
-        return pause
+
+    def _not_applied(self, error: Exception) -> None:
+        self._trouble(f"the last pass was not applied: {error}")
+        if self._config.overdue:
+            # A full disk must not be a way to keep what was revoked: whoever could use it ends.
+            self._jobs.end_runs(ResultCode.AUDIT_FAILED)
+
+    def _failed(self, error: Exception) -> None:
+        logger.opt(exception=error).error("a config pass failed")
+        self._trouble(f"the last pass failed ({type(error).__name__}); the log of ringfenced says where")
 
     def _trouble(self, message: str) -> None:
         if self._view.trouble != message:

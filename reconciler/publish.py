@@ -20,10 +20,11 @@ from reconciler.snapshot import Snapshot
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from reconciler.config_pass import Evaluated
+    from reconciler.admission import Admissions
     from reconciler.core.choose import Probe
     from reconciler.core.findings import Held
     from reconciler.core.policy import InForce
+    from reconciler.evaluate import Evaluated
     from reconciler.jobs import Jobs
     from reconciler.shell import Shell
 
@@ -137,9 +138,7 @@ class Publisher:
             "problems": _few(problems, map(str, last.problems) if last is not None else ()),
             "ignored": _few(snapshot.ignored) if snapshot is not None else [],
             "held": _few(_held(last.outcome.held)) if last is not None else [],
-            "refused": _few(f"{one.file}: {one.message}" for one in last.admissions.refused)
-            if last is not None
-            else [],
+            "refused": _few(_refused(last.admissions)) if last is not None else [],
             "unused": _few(last.outcome.unused) if last is not None else [],
             "expiring": _few(last.expiring) if last is not None else [],
             "inherited": _few(last.inherited) if last is not None else [],
@@ -151,6 +150,14 @@ def _few(*lists: Iterable[str]) -> list[str]:
     """Give the first lines of all, each cut where it is too long, and say so where there are more."""
     lines = [line[:_LONGEST] for line in islice(chain.from_iterable(lists), _SHOWN + 1)]
     return lines if len(lines) <= _SHOWN else [*lines[:_SHOWN], "and more: see `ringfence check` and `ringfence plan`"]
+
+
+def _refused(found: Admissions) -> Iterable[str]:
+    """Say what does not count: what waits to be looked at, then what is refused."""
+    for file in found.waiting:
+        yield f"{file}: was not looked at yet, so it grants nothing: there are many, and the next pass goes on"
+    for one in found.refused:
+        yield f"{one.file}: {one.message}"
 
 
 def _held(found: Iterable[Held]) -> Iterable[str]:

@@ -7,6 +7,7 @@ import hashlib
 import os
 import re
 import subprocess
+import time
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -15,12 +16,13 @@ from typing import TYPE_CHECKING
 from reconciler.core.load import Problem
 from reconciler.core.sshsig import Malformed, Signature, parse_signature
 from reconciler.core.statement import MAX_BYTES as MAX_STATEMENT
-from reconciler.core.statement import ReasonRefused
+from reconciler.core.statement import NOT_LOOKED_AT, ReasonRefused
 from reconciler.core.trust import NAMESPACE, Signer, Trust, TrustBroken, read_trust_files
 from reconciler.durable import write_all
 from reconciler.snapshot import TRUST, Bounds, NotSettled, take
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 SSH_KEYGEN = "/usr/bin/ssh-keygen"
@@ -28,6 +30,8 @@ MAX_SIGNATURE = 8 * 1024
 MAX_TRUST_FILE = 1024 * 1024
 TIMEOUT = 5.0
 """Seconds for one verification. ssh-keygen is quadratic in the size of garbage, so sizes are bounded as well."""
+BUDGET = 1.0
+"""Seconds that one pass of a daemon may spend on signatures that it has not seen: each costs some 10 ms."""
 
 _ENVIRONMENT = {"PATH": "/usr/bin:/bin", "LC_ALL": "C", "TZ": "UTC"}
 _GOOD = re.compile(r'Good "(?P<namespace>[^"]*)" signature for (?P<principal>\S+) with \S+ key (?P<key>SHA256:\S+)\n')
@@ -92,44 +96,79 @@ class Verifier:
     """Verifies signatures, and remembers by digest what ssh-keygen said, so that a pass over old ones costs nothing.
 
     Only ssh-keygen's word on the bytes is remembered. Who may sign, when, and what is revoked is decided every time.
+    After `budget` seconds of one pass no further signature is looked at: the next pass goes on where this one stopped.
     """
 
-    def __init__(self, program: str = SSH_KEYGEN, timeout: float = TIMEOUT) -> None:
+    def __init__(
+        self,
+        program: str = SSH_KEYGEN,
+        timeout: float = TIMEOUT,
+        *,
+        budget: float = BUDGET,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._program = program
         self._timeout = timeout
+        self._budget = budget
+        self._clock = clock
+        self._until = clock() + budget
         self._known: dict[tuple[bytes, bytes, Signer], Signed | ReasonRefused] = {}
+        self._parsed: dict[bytes, Signature | Malformed] = {}
 
-    def verify(self, statement: bytes, signature: bytes, trust: Trust, *, at: datetime) -> Signed | ReasonRefused:
+    def begin(self) -> None:
+        """Begin a pass: its time counts from here."""
+        self._until = self._clock() + self._budget
+
+    def knowing(self) -> Verifier:
+        """Give one that knows what this one knows, and looks at nothing new. It may be used beside this one."""
+        made = Verifier(self._program, self._timeout, budget=0, clock=self._clock)
+        made._known, made._parsed = self._known.copy(), self._parsed.copy()
+        return made
+
+    def parsed(self, signature: bytes) -> Signature | Malformed:
+        """Give what the bytes of a signature file say of themselves."""
+        if len(signature) > MAX_SIGNATURE:
+            return Malformed("signature_too_large", f"is larger than {MAX_SIGNATURE} bytes: sign again")
+        digest = hashlib.sha256(signature).digest()
+        found = self._parsed.get(digest)
+        if found is None:
+            found = self._parsed[digest] = parse_signature(signature)
+        return found
+
+    def verify(
+        self, statement: bytes, signature: bytes, trust: Trust, *, at: datetime, look: bool = True
+    ) -> Signed | ReasonRefused:
         """Say who signed `statement`, judged at the time `at`: when it is first admitted, and for ever after the same.
 
-        Blocks for at most the timeout.
+        Blocks for at most the timeout; without `look`, and when the budget is spent, only says what is known.
         """
         if len(statement) > MAX_STATEMENT:
             return ReasonRefused("statement_too_large", f"is larger than {MAX_STATEMENT} bytes: split it")
         if b"\r" in statement:
             advice = "keep git from converting it (`reasons/* -text` in .gitattributes), then sign again"
             return ReasonRefused("crlf", f"holds carriage returns: {advice}")
-        if len(signature) > MAX_SIGNATURE:
-            return ReasonRefused(
-                "signature_too_large", f"has a signature larger than {MAX_SIGNATURE} bytes: sign again"
-            )
-        parsed = parse_signature(signature)
+        parsed = self.parsed(signature)
         if isinstance(parsed, Malformed):
             return ReasonRefused(parsed.code, f"has a signature that {parsed.message}")
         signer = choose_signer(parsed, trust, at=at)
         if isinstance(signer, ReasonRefused):
             return signer
         place = (hashlib.sha256(statement).digest(), hashlib.sha256(signature).digest(), signer)
-        if place not in self._known:
-            answer = self._ask(statement, signature, signer, at)
-            if isinstance(answer, ReasonRefused) and answer.transient:
-                return answer
-            self._known[place] = answer
-        return self._known[place]
+        known = self._known.get(place)
+        if known is None:
+            if not look or self._clock() >= self._until:
+                return ReasonRefused(NOT_LOOKED_AT, "was not looked at yet, for there are many: the next pass goes on")
+            known = self._ask(statement, signature, signer, at)
+            if isinstance(known, ReasonRefused) and known.transient:
+                return known
+            self._known[place] = known
+        return known
 
-    def forget(self, kept: frozenset[bytes]) -> None:
-        """Drop what is remembered of statements whose SHA-256 is not in `kept`."""
-        self._known = {place: answer for place, answer in self._known.items() if place[0] in kept}
+    def forget(self, statements: frozenset[bytes], signatures: frozenset[bytes]) -> None:
+        """Drop what is remembered of all but these, each a SHA-256."""
+        kept = {place: word for place, word in self._known.items() if place[0] in statements and place[1] in signatures}
+        self._known = kept
+        self._parsed = {digest: found for digest, found in self._parsed.items() if digest in signatures}
 
     def _ask(self, statement: bytes, signature: bytes, signer: Signer, at: datetime) -> Signed | ReasonRefused:
         """Run `ssh-keygen -Y verify` over sealed memory: what was checked before is what it reads."""

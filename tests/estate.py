@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import anyio
 
-from reconciler.config_pass import ConfigPass, Evaluated
+from reconciler.config_pass import ConfigPass
 from reconciler.core.audit import Broken, Verified, verify
 from reconciler.host import Host, parse_host
 from reconciler.journal import Journal, read
@@ -19,6 +19,8 @@ from tests.signing import Key, line, make_key, trust_directory
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
+
+    from reconciler.evaluate import Evaluated
 
 PLATFORM = "version: 1\nkind: platform\nenabled: true\nbackend: bubblewrap\n"
 Grant: TypeAlias = "Mapping[str, object]"

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import errno
 import shutil
+import threading
 from typing import TYPE_CHECKING
 
+import anyio
 import pytest
 
 from reconciler import config_pass
-from reconciler.config_pass import evaluate, snapshot_of, trust_of
+from reconciler import evaluate as evaluation
+from reconciler.config_pass import snapshot_of, trust_of
 from reconciler.core.reconcile import Outcome
 from reconciler.core.trust import NAMESPACE, TrustBroken
+from reconciler.evaluate import evaluate
 from reconciler.journal import JournalFailed
 from reconciler.reason import Verifier
 from reconciler.snapshot import NotSettled
@@ -20,6 +24,10 @@ from tests.estate import PLATFORM, Estate, agent
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+
+    from reconciler.core.audit import Event
+    from reconciler.host import Host
+    from reconciler.snapshot import Snapshot
 
 ENABLE = {"document": "platform", "field": "/enabled", "value": True}
 BACKEND = {"document": "platform", "field": "/backend", "value": "bubblewrap"}
@@ -489,7 +497,7 @@ def _documents_that_break_us(_: Estate, patch: pytest.MonkeyPatch) -> None:
     def breaks(*_: object, **__: object) -> None:
         raise RecursionError
 
-    patch.setattr(config_pass, "desired", breaks)
+    patch.setattr(evaluation, "desired", breaks)
 
 
 @pytest.mark.parametrize(
@@ -544,3 +552,105 @@ def test_what_a_pass_takes_over_is_what_it_would_work_out(estate: Estate) -> Non
         assert found.desired == whole.desired
         assert found.state == whole.state
         assert [row.object for row in found.events] == [row.object for row in whole.events]
+
+
+def _expires(estate: Estate) -> None:
+    estate.clock.turn(days=365)
+
+
+def _is_revoked(estate: Estate) -> None:
+    estate.trust("alice", "bob", revoked="id CHG-1.1\n")
+
+
+ENDS = pytest.mark.parametrize("end", [_expires, _is_revoked])
+
+
+def test_between_two_passes_nothing_is_done_while_nothing_ends(estate: Estate) -> None:
+    before = estate.rows()
+    assert not anyio.run(estate.config.keep_time)
+    assert estate.rows() == before
+
+
+@ENDS
+def test_what_ends_is_taken_out_of_force_without_a_look_at_the_directory(
+    end: Callable[[Estate], None], estate: Estate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    last = estate.config.in_force
+    assert last is not None
+    estate.write(helper=agent(allow=["api.vendor.com", "new.vendor.com"]))
+    end(estate)
+    monkeypatch.setattr(config_pass, "snapshot_of", None)
+    assert anyio.run(estate.config.keep_time)
+    assert estate.allows() == []
+    assert not estate.enabled()
+    after = estate.config.in_force
+    assert after is not None
+    assert after.generation > last.generation
+    assert [row["outcome"] for row in estate.rows("reason.lapsed")] == ["lapsed"]
+    assert not anyio.run(estate.config.keep_time)
+
+
+@ENDS
+def test_what_ends_during_a_pass_has_ended_at_once_and_after_it(
+    end: Callable[[Estate], None], estate: Estate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pass read the trust files, and what is in force, before."""
+    entered, go_on = threading.Event(), threading.Event()
+
+    def slow(host: Host) -> Snapshot | NotSettled:
+        entered.set()
+        assert go_on.wait(20)
+        return snapshot_of(host)
+
+    monkeypatch.setattr(config_pass, "snapshot_of", slow)
+    estate.write(helper=agent(allow=["api.vendor.com"], description="new"))
+
+    async def main() -> None:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(estate.config.run)
+            await anyio.to_thread.run_sync(entered.wait)
+            end(estate)
+            assert await estate.config.keep_time()
+            assert estate.allows() == []
+            go_on.set()
+
+    anyio.run(main)
+    assert estate.allows() == []
+    last = estate.config.last
+    assert last is not None
+    assert last.desired.documents["agents/helper"]["description"] == "new"
+    assert [row["outcome"] for row in estate.rows("reason.lapsed")] == ["lapsed"]
+    estate.restart()
+    assert estate.allows() == []
+
+
+def test_what_ends_while_a_long_list_of_rows_is_written_does_not_wait_for_its_end(
+    estate: Estate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(config_pass, "_BATCH", 1)
+    estate.write(**{f"a{number}": agent(f"a{number}", limits="{pids: 1}") for number in range(20)})
+    append = estate.journal.append
+    seen: list[tuple[Event, ...]] = []
+    ended: list[int] = []
+
+    async def main() -> None:
+        async def slow(*events: Event) -> int:
+            seen.append(events)
+            if len(seen) == 3:
+                estate.clock.turn(days=365)
+                tasks.start_soon(estate.config.keep_time)
+            await anyio.sleep(0.01)
+            if not estate.allows():
+                ended.append(len(seen))
+            return await append(*events)
+
+        monkeypatch.setattr(estate.journal, "append", slow)
+        async with anyio.create_task_group() as tasks:
+            await estate.config.run()
+
+    anyio.run(main)
+    assert estate.allows() == []
+    assert ended[0] < len(seen) // 2
+    last = estate.config.last
+    assert last is not None
+    assert "agents/a19" in last.desired.documents

@@ -468,7 +468,7 @@ def test_what_was_verified_is_not_verified_again(keys: dict[str, Key], trust: Tr
     for _ in range(3):
         assert isinstance(verifier.verify(STATEMENT, signature, trust, at=NOW), Signed)
     assert count.read_text() == "x\n"
-    verifier.forget(frozenset())
+    verifier.forget(frozenset(), frozenset())
     verifier.verify(STATEMENT, signature, trust, at=NOW)
     assert count.read_text() == "x\nx\n"
 
@@ -513,3 +513,49 @@ def test_a_good_signature_of_a_security_key_counts_only_with_a_touch(
     assert alone.returncode == 0, "ssh-keygen alone lets it pass, touched or not"
     found = verify(STATEMENT, signature, trust)
     assert (found.code if isinstance(found, ReasonRefused) else None) == code
+
+
+class _Steps:
+    """A clock on which each look takes so long."""
+
+    def __init__(self, step: float) -> None:
+        self.time, self.step = 0.0, step
+
+    def __call__(self) -> float:
+        self.time += self.step
+        return self.time
+
+
+def test_a_pass_looks_at_so_many_signatures_and_the_next_goes_on(
+    keys: dict[str, Key], trust: Trust, tmp_path: Path
+) -> None:
+    count = tmp_path / "count"
+    program = _program(tmp_path, f'echo x >> {count}; exec /usr/bin/ssh-keygen "$@"')
+    verifier = Verifier(program, budget=3.0, clock=_Steps(1.0))
+    good = keys["alice"].sign(STATEMENT)
+    statements = [STATEMENT + b"#" * number for number in range(5)]
+    answers = []
+    for _ in range(4):
+        verifier.begin()
+        found = [verifier.verify(statement, good, trust, at=NOW) for statement in statements]
+        answers.append([one.code if isinstance(one, ReasonRefused) else "signed" for one in found])
+    later = "not_looked_at"
+    assert answers[0] == ["signed", "bad_signature", later, later, later]
+    assert answers[-1] == ["signed", *["bad_signature"] * 4]
+    assert count.read_text() == "x\n" * 5
+
+
+def test_one_that_only_knows_looks_at_nothing(keys: dict[str, Key], trust: Trust, tmp_path: Path) -> None:
+    verifier = Verifier()
+    signature = keys["alice"].sign(STATEMENT)
+    assert isinstance(verifier.verify(STATEMENT, signature, trust, at=NOW), Signed)
+    knowing = verifier.knowing()
+    knowing.begin()
+    assert isinstance(knowing.verify(STATEMENT, signature, trust, at=NOW), Signed)
+    other = knowing.verify(STATEMENT + b"#", signature, trust, at=NOW)
+    assert isinstance(other, ReasonRefused)
+    assert other.code == "not_looked_at"
+    knowing.forget(frozenset(), frozenset())
+    away = Verifier(str(tmp_path / "away"))
+    away._known = verifier._known
+    assert isinstance(away.verify(STATEMENT, signature, trust, at=NOW), Signed)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json as json_module
+import math
 import os
 from collections.abc import Iterator
 from datetime import timedelta
@@ -27,7 +28,7 @@ from reconciler.commands.console import (
     say_json,
 )
 from reconciler.commands.effective import stored
-from reconciler.config_pass import SETTLE_S, Evaluated, evaluate, snapshot_of, trust_of
+from reconciler.config_pass import SETTLE_S, snapshot_of, trust_of
 from reconciler.core import load
 from reconciler.core.memory import canonical_json as dump
 from reconciler.core.plan import ExitCode, Plan, emit_reason
@@ -35,6 +36,7 @@ from reconciler.core.plan import plan as plan_of
 from reconciler.core.replay import replay
 from reconciler.core.trust import Trust, TrustBroken, read_trust_files
 from reconciler.core.validate import desired
+from reconciler.evaluate import Evaluated, evaluate
 from reconciler.host import Host, parse_host
 from reconciler.reason import Verifier
 from reconciler.revision import at_revision
@@ -161,7 +163,7 @@ class _There:
     def evaluate(self, snapshot: Snapshot, base: State) -> Evaluated:
         """Work out a pass of that host."""
         now = SystemClock(base.last_seen).now()
-        return evaluate(snapshot, self.trust, base, now=now, host=self.host, verifier=Verifier())
+        return evaluate(snapshot, self.trust, base, now=now, host=self.host, verifier=Verifier(budget=math.inf))
 
 
 def past_decisions(host: Host) -> Iterator[tuple[str, Record]]:

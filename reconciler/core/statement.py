@@ -28,6 +28,8 @@ _LEAST_REASON = 10
 _KINDS = {"agents": "agent", "egress": "egress"}
 OTHER_HOST = "other_host"
 """The code of a statement for other hosts: nothing is wrong with it, and nobody has to be told."""
+NOT_LOOKED_AT = "not_looked_at"
+"""The code of a signature for which a pass had no time left."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +42,7 @@ class ReasonRefused:
     @property
     def transient(self) -> bool:
         """Whether this says nothing of the signature, only that it could not be verified now."""
-        return self.code in {"timeout", "verifier_missing", "verifier_failed"}
+        return self.code in {"timeout", "verifier_missing", "verifier_failed", NOT_LOOKED_AT}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,10 +15,10 @@ import anyio
 import pytest
 from jsonschema import Draft202012Validator
 
-from reconciler import config_pass
 from reconciler.core.policy import BackendName
 from reconciler.core.schema import load_schema
 from reconciler.daemon import Daemon, check, open_parts
+from reconciler.state import StateFile
 from tests.estate import PLATFORM, Estate, agent
 from tests.flow.fake_backend import FakeBackend
 from tests.flow.house import SUBMITTER, job, own, until
@@ -204,14 +204,14 @@ def test_a_signed_reason_that_expires_lapses_on_a_live_run(estate: Estate) -> No
 
 
 def test_a_revocation_that_cannot_be_stored_ends_live_runs(estate: Estate, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def full(*_: object) -> None:
+    def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     async def main() -> None:
         async with running(estate) as daemon:
             daemon.submit("a.yaml", job("sleep 10"))
             await until(lambda: bool(daemon.backend.started))
-            monkeypatch.setattr(config_pass, "apply", full)
+            monkeypatch.setattr(StateFile, "save", full)
             estate.trust("alice", "bob", revoked="id CHG-1.1\n")
             result = await daemon.result("a")
             assert result["code"] == "audit_failed"

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import threading
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
@@ -15,7 +18,7 @@ from tests.flow.house import House, agent, in_force, job, layer, until
 from tests.flow.test_daemon import GRANTS, Running, estate, helper, running
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from tests.estate import Estate
@@ -81,6 +84,58 @@ def test_what_ends_leaves_the_live_proxy_within_a_second(end: Callable[[Estate],
             await until(lambda: bool(daemon.backend.updates))
             took.append(anyio.current_time() - due)
             assert [str(one) for one in daemon.backend.updates[-1].allow] == ["api.vendor.com"]
+
+    anyio.run(main)
+    assert took[0] < 1.0, took
+
+
+@contextmanager
+def _never_quiet(path: Path) -> Iterator[None]:
+    """Touch a file of the directory again and again, so that no look at it comes to an end in time."""
+    stop = threading.Event()
+
+    def touch() -> None:
+        while not stop.wait(0.003):
+            os.utime(path)
+
+    thread = threading.Thread(target=touch)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        pytest.param(_expire, id="the reason expires"),
+        pytest.param(_revoke_the_statement, id="its id is revoked"),
+        pytest.param(_revoke_the_key, id="its key is revoked"),
+    ],
+)
+def test_what_ends_does_not_wait_for_a_directory_that_never_rests(
+    end: Callable[[Estate], None], estate: Estate
+) -> None:
+    at = datetime.now(UTC) + timedelta(seconds=4)  # noqa: TID251 - the daemon's clock is the real one here
+    expires = at.replace(microsecond=0) if end is _expire else "never"
+    estate.write(helper=helper("api.vendor.com", "new.vendor.com"))
+    estate.reason(2, NEW, by=["bob"], expires=str(expires).replace(" ", "T").replace("+00:00", "Z"))
+    took: list[float] = []
+
+    async def main() -> None:
+        async with running(estate) as daemon:
+            await _started(daemon)
+            with _never_quiet(estate.root / "policy" / "agents" / "helper.yaml"):
+                await anyio.sleep(0.5)
+                end(estate)
+                due = anyio.current_time()
+                if isinstance(expires, datetime):
+                    due += (expires - datetime.now(UTC)).total_seconds()  # noqa: TID251 - see above
+                await until(lambda: bool(daemon.backend.updates))
+                took.append(anyio.current_time() - due)
+                assert [str(one) for one in daemon.backend.updates[-1].allow] == ["api.vendor.com"]
 
     anyio.run(main)
     assert took[0] < 1.0, took
