@@ -226,6 +226,37 @@ def test_effective_says_where_each_entry_comes_from(ringfence: Ringfence, estate
     assert "egress/org /deny files.vendor.com: kept from an earlier revision" in out
 
 
+def test_a_layer_that_a_document_stopped_to_be_is_told_with_the_grant_that_lifts_it(
+    ringfence: Ringfence, estate: Estate
+) -> None:
+    org = estate.root / "policy" / "egress" / "org.yaml"
+    out = ringfence("effective", "*")[1]
+    assert "1 egress documents limit whoever joins" in out
+    assert "and egress/org:" in out
+    assert "kept" not in out
+    told = json.loads(ringfence("effective", "helper", "--origin", "--json")[1])
+    scopes = [one["where"] for one in told["origins"] if one["field"] == "agents"]
+    assert (scopes, told["kept"]) == (["egress/org.yaml:4"], [])
+    org.write_text(ORG.replace("['*']", "[other]"))
+    code, out, _ = ringfence("plan")
+    assert code == 3
+    assert "held     egress/org /agents (for helper and those to come): -* -helper" in out
+    assert '- {document: egress/org, field: /agents, remove: "*"}' in out
+    estate.run()
+    out = ringfence("effective", "*")[1]
+    assert "egress/org does not select every agent any more and is kept: a signed reason that grants {document" in out
+    assert json.loads(ringfence("effective", "*", "--json")[1])["kept"] == ["org"]
+    out = ringfence("effective", "helper", "--origin")[1]
+    assert "egress/org does not select helper any more and is kept" in out
+    assert "egress/org /agents helper: kept from an earlier revision" in out
+    assert "egress/org /deny files.vendor.com: kept from an earlier revision" in out, "its line is another agent's now"
+    estate.write(helper=agent(allow=["api.vendor.com", "files.vendor.com"]))
+    estate.run()
+    code, out, _ = ringfence("explain", "helper", "files.vendor.com")
+    assert code == 1
+    assert 'remove: "helper"} lifts it' in out
+
+
 @pytest.mark.parametrize(
     ("target", "code", "says"),
     [

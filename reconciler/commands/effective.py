@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable, Iterator
 from typing import Annotated
 
 import typer
@@ -22,16 +23,17 @@ from reconciler.commands.console import (
 )
 from reconciler.config_pass import snapshot_of
 from reconciler.core.hostnames import parse_entry
-from reconciler.core.origin import origins
-from reconciler.core.policy import Effective, InForce, in_force
+from reconciler.core.origin import kept, origins
+from reconciler.core.policy import Effective, InForce, Layer, in_force
 from reconciler.core.reference import weakenings
 from reconciler.core.replay import decide
+from reconciler.core.units import TO_COME
 from reconciler.host import Host
 from reconciler.snapshot import Snapshot
 from reconciler.state import State, StateBroken, StateFile
 
 _WEB = 443
-Agent = Annotated[str, typer.Argument(help="The agent.")]
+Agent = Annotated[str, typer.Argument(help="The agent, or '*' for those to come.")]
 
 
 def effective(
@@ -42,11 +44,18 @@ def effective(
     ] = False,
     json: Json = False,
 ) -> None:
-    """Show what is in force for one agent on this host: its lists, the organisation's layers, limits, reasons."""
+    """Show what is in force for one agent on this host: its lists, the organisation's layers, limits, reasons.
+
+    With '*': the layers that an agent starts under which no document names yet.
+    """
     host = host_settings(host_config)
     state = stored(host)
     held = _in_force(state)
+    if agent == TO_COME:
+        _to_come(held, state, json=json)
+        return
     one = _one(held, agent)
+    gone = kept(agent, one.layers, state.memory.last)
     told = []
     if origin:
         snapshot = snapshot_of(host)
@@ -54,12 +63,14 @@ def effective(
             complain("the policy directory is not what is in force now: lines are those of the directory")
         told = list(origins(one, snapshot.files if isinstance(snapshot, Snapshot) else {}, state.memory.grants))
     if json:
-        value = {"revision": held.revision, "enabled": held.platform.enabled, **_effective_json(one)}
+        value = {"revision": held.revision, "enabled": held.platform.enabled, **_effective_json(one), "kept": gone}
         say_json({**value, "origins": [dataclasses.asdict(found) for found in told]} if origin else value)
         return
     say(f"agents/{agent}, revision {held.revision}, sandboxes are {'on' if held.platform.enabled else 'off'}")
     for line in effective_lines(one):
         say(line)
+    for layer in gone:
+        say(f"  {_kept(layer, agent)}")
     for found in told:
         say(f"  {found}")
 
@@ -88,7 +99,8 @@ def explain(
         message = entry.message if isinstance(entry, BadEntry) else "write one host name and one port"
         raise typer.BadParameter(message, param_hint="HOST[:PORT]")
     host = host_settings(host_config)
-    held = _in_force(stored(host))
+    state = stored(host)
+    held = _in_force(state)
     one = _one(held, agent)
     found = decide(one, entry.host, port)
     denied = isinstance(found, Deny)
@@ -99,6 +111,9 @@ def explain(
         say_json({**value, "message": message, "revision": held.revision})
     elif isinstance(found, Deny):
         say(f"denied [{found.code}] by {layer}: {found.message}")
+        for name in kept(agent, one.layers, state.memory.last):
+            if layer == f"egress/{name}":
+                say(_kept(name, agent))
     else:
         layers = ", ".join(f"egress/{one.name}" for one in one.layers) or "no egress document"
         say(f"passes the agent's own lists and {layers}; then every address that it resolves to has to be public")
@@ -112,6 +127,26 @@ def _in_force(state: State) -> InForce:
         complain("no policy was ever accepted on this host: every job is refused")
         leave(Code.PROBLEMS)
     return in_force(state.memory.in_force, revision=state.revision, generation=state.generation)
+
+
+def _to_come(held: InForce, state: State, *, json: bool) -> None:
+    """Show what an agent starts under that no document names yet."""
+    gone = kept(TO_COME, held.to_come, state.memory.last)
+    if json:
+        layers = [_layer_json(layer) for layer in held.to_come]
+        say_json({"revision": held.revision, "agent": TO_COME, "layers": layers, "kept": gone})
+        return
+    say(f"agents to come, revision {held.revision}: {len(held.to_come)} egress documents limit whoever joins")
+    for line in _layer_lines(held.to_come):
+        say(line)
+    for layer in gone:
+        say(f"  {_kept(layer, TO_COME)}")
+
+
+def _kept(layer: str, agent: str) -> str:
+    whom = "every agent" if agent == TO_COME else agent
+    grant = f'{{document: egress/{layer}, field: /agents, remove: "{agent}"}}'
+    return f"egress/{layer} does not select {whom} any more and is kept: a signed reason that grants {grant} lifts it"
 
 
 def _one(held: InForce, agent: str) -> Effective:
@@ -140,12 +175,8 @@ def effective_lines(one: Effective) -> list[str]:
         f"  allow {_list(agent.allow)}",
         f"  deny  {_list(agent.deny)}",
     ]
-    for layer in one.layers:
-        default = "everything public" if layer.default_allow else "nothing"
-        lines.append(f"  and egress/{layer.name}: {default}, allow {_list(layer.allow)}, deny {_list(layer.deny)}")
-        if layer.deny_ranges:
-            lines.append(f"      never an address in {', '.join(layer.deny_ranges)}")
     lines += [
+        *_layer_lines(one.layers),
         f"  submitters {_list(agent.submitters)}; variables {_list(agent.env_allow)}; secrets {_list(agent.secrets)}",
         f"  limits {', '.join(f'{name} {value}' for name, value in dataclasses.asdict(limits).items())}",
         f"  signed reasons in use: {_list(one.reasons)}",
@@ -155,8 +186,26 @@ def effective_lines(one: Effective) -> list[str]:
     return lines
 
 
+def _layer_lines(layers: Iterable[Layer]) -> Iterator[str]:
+    for layer in layers:
+        default = "everything public" if layer.default_allow else "nothing"
+        yield f"  and egress/{layer.name}: {default}, allow {_list(layer.allow)}, deny {_list(layer.deny)}"
+        if layer.deny_ranges:
+            yield f"      never an address in {', '.join(layer.deny_ranges)}"
+
+
 def _list(items: object) -> str:
     return ", ".join(str(item) for item in items) or "none"  # type: ignore[attr-defined]  # any iterable
+
+
+def _layer_json(layer: Layer) -> dict[str, object]:
+    return {
+        "document": f"egress/{layer.name}",
+        "default": "allow" if layer.default_allow else "deny",
+        "allow": [str(entry) for entry in layer.allow],
+        "deny": [str(entry) for entry in layer.deny],
+        "deny_ranges": list(layer.deny_ranges),
+    }
 
 
 def _effective_json(one: Effective) -> dict[str, object]:
@@ -168,16 +217,7 @@ def _effective_json(one: Effective) -> dict[str, object]:
         "user": agent.user,
         "allow": [str(entry) for entry in agent.allow],
         "deny": [str(entry) for entry in agent.deny],
-        "layers": [
-            {
-                "document": f"egress/{layer.name}",
-                "default": "allow" if layer.default_allow else "deny",
-                "allow": [str(entry) for entry in layer.allow],
-                "deny": [str(entry) for entry in layer.deny],
-                "deny_ranges": list(layer.deny_ranges),
-            }
-            for layer in one.layers
-        ],
+        "layers": [_layer_json(layer) for layer in one.layers],
         "submitters": list(agent.submitters),
         "env": list(agent.env_allow),
         "secrets": sorted(agent.secrets),

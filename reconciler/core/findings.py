@@ -52,7 +52,8 @@ class Held:
     """One change that waits: `before` was in force, `after` is now, `wanted` is desired.
 
     `document` is such as `agents/helper`, `field` a JSON pointer in it (empty: the whole document), `agents` those whom
-    it concerns (none for the platform). A step that has grants is licensed and held only by the pass's alarm.
+    it concerns (none for the platform; `*` are those to come). A step that has grants is licensed and held only by the
+    pass's alarm.
     """
 
     document: str

@@ -36,11 +36,12 @@ class Memory:
     baseline_platform: Tree = None
     """What was ever tightened below the floor; None while no platform document was accepted."""
     baseline: Mapping[str, Unit] = field(default_factory=dict)
-    """The same by agent, present or not: an agent that is absent leaves it alone."""
+    """The same by agent, present or not: an agent that is absent leaves it alone. Under `*`, of the agents to come: the
+    layers of the egress documents that ever selected every agent. They limit each agent."""
     last: Mapping[str, Tree] = field(default_factory=dict)
     """The last accepted content of each document that is there."""
     last_layers: Mapping[str, Mapping[str, Tree]] = field(default_factory=dict)
-    """By agent, the last content of each egress document that ever selected it."""
+    """By agent, and under `*` for those to come, the last content of each egress document that ever selected it."""
     in_force: Tree = None
     """The tree of the last pass, as `core.policy.in_force` takes it; None before the first."""
     grants: tuple[Grant, ...] = ()
@@ -57,7 +58,8 @@ class Memory:
                 name: {**agent, "own": contents.put(agent["own"]), "layers": contents.put_all(agent["layers"])}
                 for name, agent in in_force["agents"].items()
             }
-            in_force = {**in_force, "agents": agents}
+            to_come = {**in_force["to_come"], "layers": contents.put_all(in_force["to_come"]["layers"])}
+            in_force = {**in_force, "agents": agents, "to_come": to_come}
         return {
             "version": VERSION,
             "baseline_platform": self.baseline_platform,
@@ -96,6 +98,9 @@ class Memory:
                     for name, agent in in_force["agents"].items()
                 }
                 in_force = {**in_force, "agents": agents}
+                if "to_come" in in_force:  # an older version did not know of them
+                    to_come = in_force["to_come"]
+                    in_force["to_come"] = {**to_come, "layers": _take_all(contents, to_come["layers"])}
             return cls(
                 baseline_platform=value["baseline_platform"],
                 baseline={

@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from reconciler.core.findings import SCOPE
 from reconciler.core.load import Document, load
 from reconciler.core.order import Leaf, find, order_of
 from reconciler.core.resolve import canonical
 from reconciler.core.rules import Covered
 from reconciler.core.schema import load_schema
+from reconciler.core.units import TO_COME
 from reconciler.core.validate import document_of
 
 if TYPE_CHECKING:
@@ -17,10 +19,9 @@ if TYPE_CHECKING:
 
     from reconciler.core.grants import Grant
     from reconciler.core.load import Position, Tree
-    from reconciler.core.policy import Effective
+    from reconciler.core.policy import Effective, Layer
 
 KEPT = "kept from an earlier revision: no live grant lifts it"
-_FIELDS = ("allow", "deny", "deny_ranges")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +39,17 @@ class Origin:
         return f"{self.document} /{self.field} {self.entry}: {self.where}{by}"
 
 
+def kept(agent: str, layers: Iterable[Layer], documents: Mapping[str, Tree]) -> tuple[str, ...]:
+    """Give the layers over an agent (`*`: those to come) whose document, of those last accepted, does not select it."""
+    scopes = {layer.name: (documents.get(f"egress/{layer.name}") or {SCOPE: []})[SCOPE] for layer in layers}
+    return tuple(name for name, scope in scopes.items() if agent not in scope and TO_COME not in scope)
+
+
 def origins(effective: Effective, files: Mapping[str, bytes], grants: Iterable[Grant]) -> tuple[Origin, ...]:
-    """Tell of each entry of an agent's lists and of its layers'; `files` are those of the snapshot that is in force."""
+    """Tell of each entry of an agent's lists and of its layers', and of what puts it under each layer.
+
+    `files` are those of the snapshot that is in force.
+    """
     agent = effective.agent
     lists: list[tuple[str, str, list[str]]] = [
         (f"agents/{agent.name}", "allow", [str(entry) for entry in agent.allow]),
@@ -48,6 +58,7 @@ def origins(effective: Effective, files: Mapping[str, bytes], grants: Iterable[G
     for layer in effective.layers:
         name = f"egress/{layer.name}"
         lists += [
+            (name, SCOPE, [agent.name]),
             (name, "allow", [str(entry) for entry in layer.allow]),
             (name, "deny", [str(entry) for entry in layer.deny]),
             (name, "deny_ranges", list(layer.deny_ranges)),
@@ -63,7 +74,7 @@ def origins(effective: Effective, files: Mapping[str, bytes], grants: Iterable[G
         if document not in read:
             loaded = load(file, files[file]) if file is not None else None
             read[document] = loaded if isinstance(loaded, Document) else None
-        written = list(_written(document, field, read[document]))
+        written = list(_written(document, field, read[document], agent.name))
         rule = _rule(document, field)
         for entry in entries:
             lines = [position for text, position in written if rule.function.within([entry], [text])]
@@ -85,9 +96,12 @@ def _rule(document: str, field: str) -> Covered:
     return leaf.rule
 
 
-def _written(document: str, field: str, loaded: Document | None) -> Iterator[tuple[str, Position]]:
-    """Give what a document writes in one list, in canonical form, with its place."""
+def _written(document: str, field: str, loaded: Document | None, agent: str) -> Iterator[tuple[str, Position]]:
+    """Give what a document writes for an agent in one list, in canonical form, with its place."""
     if loaded is None:
+        return
+    scope: Tree = loaded.value.get(SCOPE)
+    if document.startswith("egress/") and not (isinstance(scope, list) and (agent in scope or TO_COME in scope)):
         return
     kind = "agent" if document.startswith("agents/") else "egress"
     node = load_schema(kind).root["properties"][field]["items"]

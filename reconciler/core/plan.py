@@ -14,6 +14,7 @@ from reconciler.core.hostnames import unicode_form
 from reconciler.core.load import split
 from reconciler.core.order import Leaf, find, order_of
 from reconciler.core.schema import load_schema
+from reconciler.core.units import TO_COME
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -178,9 +179,7 @@ def _note(step: Step) -> str:
 
 def _told(word: str, one: Change | Held, before: Tree, after: Tree) -> Iterator[str]:
     """Tell one finding: the field and its values, then each element by which it loosens and why that matters."""
-    whom = ""
-    if one.document.startswith("egress/"):
-        whom = f" (for {one.agents[0]})" if len(one.agents) == 1 else f" (for {len(one.agents)} agents)"
+    whom = f" (for {_whom(one.agents)})" if one.document.startswith("egress/") else ""
     if not one.field:
         what = "is new" if before is None else "is gone"
         yield f"{word:8} {one.document} {what}"
@@ -191,6 +190,15 @@ def _told(word: str, one: Change | Held, before: Tree, after: Tree) -> Iterator[
         yield f"         {sign} {_scalar(step.value)}{_note(step)}"
     for why in dict.fromkeys(step.why for step in one.steps if step.why):
         yield f"         {why}"
+
+
+def _whom(agents: Sequence[str]) -> str:
+    """Say whom a finding of an egress document concerns."""
+    present = [name for name in agents if name != TO_COME]
+    if not present:
+        return "agents to come"
+    told = present[0] if len(present) == 1 else f"{len(present)} agents"
+    return told if len(present) == len(agents) else f"{told} and those to come"
 
 
 def shown(document: str, field: str, before: Tree, after: Tree) -> str:

@@ -118,6 +118,8 @@ class InForce:
     generation: int
     platform: Platform
     agents: Mapping[str, Effective]
+    to_come: tuple[Layer, ...] = ()
+    """The layers of agents that no document names yet."""
 
 
 def in_force(tree: Tree, *, revision: str, generation: int, previous: tuple[Tree, InForce] | None = None) -> InForce:
@@ -129,20 +131,30 @@ def in_force(tree: Tree, *, revision: str, generation: int, previous: tuple[Tree
     # Agents share their layers: each content is read once. The tree keeps what the identities stand for alive.
     layers: dict[tuple[str, int], Layer] = {}
     agents = {}
+
+    def applied(contents: Mapping[str, Tree]) -> tuple[Layer, ...]:
+        for layer, content in contents.items():
+            if (layer, id(content)) not in layers:
+                layers[layer, id(content)] = _layer(layer, content)
+        return tuple(layers[layer, id(content)] for layer, content in sorted(contents.items()))
+
     for name, value in tree["agents"].items():
         if previous is not None and known.get(name) is value:
             agents[name] = previous[1].agents[name]
             continue
-        for layer, content in value["layers"].items():
-            if (layer, id(content)) not in layers:
-                layers[layer, id(content)] = _layer(layer, content)
         agents[name] = Effective(
             agent=_agent(value["own"]),
-            layers=tuple(layers[layer, id(content)] for layer, content in sorted(value["layers"].items())),
+            layers=applied(value["layers"]),
             blocked=tuple(value["blocked"]),
             reasons=tuple(value["reasons"]),
         )
-    return InForce(revision=revision, generation=generation, platform=_platform(tree["platform"]), agents=agents)
+    return InForce(
+        revision=revision,
+        generation=generation,
+        platform=_platform(tree["platform"]),
+        agents=agents,
+        to_come=applied(tree.get("to_come", {"layers": {}})["layers"]),
+    )
 
 
 def proxy_policy(

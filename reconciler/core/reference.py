@@ -39,6 +39,11 @@ def _lines() -> Iterator[str]:
             if pointer and node.get("x-loosens") != "identity":
                 yield _row(pointer, node)
     yield ""
+    yield "The scope of an egress document, `/agents`, is compared agent by agent. `*` stands for those to come too: a"
+    yield "document that stops selecting every agent (narrowed, renamed, deleted) goes on limiting whoever joins,"
+    yield 'until a reason grants `{document: egress/NAME, field: /agents, remove: "*"}`, and again when that ends.'
+    yield "One that stops selecting one agent goes on limiting that agent until a grant removes its name, or `*`."
+    yield ""
     yield "An entry of `/allow` with a wildcard below which anybody can register (`*.github.io`) costs two signers."
 
 

@@ -1,4 +1,4 @@
-"""Owns one host that lives through anything: commits, reasons, expiries, revocations, clocks, wipes; checks each pass.
+"""Owns a host that lives through anything: commits, reasons, expiries, revocations, clocks, wipes; checks each pass.
 
 What it does to the formula's inputs is what git, signers, clocks and disks do; what it checks is `promises`.
 """
@@ -19,23 +19,25 @@ from tests.core.promises import (
     BOTH,
     Seen,
     Tightest,
+    a_new_agent_is_like_one_to_come,
     each_weakening_names_a_live_grant,
     held_exactly_when_something_is,
     licensed_beyond_the_floor,
     nowhere_looser_than_desired,
 )
 from tests.core.test_formula import grants, item
-from tests.strategies import AGENTS, directories
+from tests.strategies import AGENTS, IMAGE, agents, directories, name_lists
 
 IDS = ("CHG-1", "CHG-2", "CHG-3", "CHG-4")
 ANYBODYS = "*.github.io"
 """An entry below which anybody can register: it costs two signers."""
 SECRETS = ("/etc/s/one", "/etc/s/two")
 BROKEN = b"version: 1\nkind: [\n"
+JOINING = ("a.com", "x.com")
 
 
-class Host(RuleBasedStateMachine):
-    """One host, its policy directory, and the reasons that its signers put there."""
+class Life(RuleBasedStateMachine):
+    """One host, its policy directory, and the reasons that its signers put there. What happens to it, others say."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,15 +46,76 @@ class Host(RuleBasedStateMachine):
         self.reasons: dict[str, list[Grant]] = {}
         self.revoked: set[str] = set()
         self.clock = self.seen_last = 100.0
-        self.wipe()
+        self.forget()
 
-    def _forget(self) -> None:
+    def forget(self) -> None:
+        """Lose the state."""
         self.memory = Memory()
         self.previous: Outcome | None = None
         self.tightest = Tightest()
         self.accepted: dict[str, Any] = {}
         self.remembered: list[Grant] = []
         self.seen_last = self.clock
+
+    def take_a_pass(self) -> None:
+        """Take a pass as the daemon does, once with and once without what the pass before worked out."""
+        self.seen_last = now = max(self.clock, self.seen_last)
+        wanted: Desired = desired(self.files, previous=None)
+        present = [
+            grant for identifier in sorted(self.reasons.keys() - self.revoked) for grant in self.reasons[identifier]
+        ]
+        lapsed = frozenset(self.revoked)
+        before = self.memory.in_force or {"platform": None, "agents": {}}
+        met = set(self.memory.baseline)
+        whole = reconcile(wanted, self.memory, present, now=now, lapsed=lapsed)
+        outcome = reconcile(wanted, self.memory, present, now=now, lapsed=lapsed, previous=self.previous)
+        assert outcome == whole, "what is taken over is what would be worked out"
+        again = reconcile(wanted, outcome.memory, present, now=now, lapsed=lapsed)
+        spared = reconcile(wanted, outcome.memory, present, now=now, lapsed=lapsed, previous=outcome)
+        assert again == spared
+        assert (again.changes, again.tree, again.memory, again.held_changed) == (
+            (),
+            outcome.tree,
+            outcome.memory,
+            False,
+        )
+        self.memory, self.previous = outcome.memory, outcome
+        counted = self.remembered if wanted.empty else present
+        live = [one for one in counted if (one.expires is None or now < one.expires) and one.id not in self.revoked]
+        self.remembered = live
+        if not wanted.empty:
+            bad = {name: self.accepted[name] for name in wanted.bad if name in self.accepted}
+            self.accepted = {**bad, **wanted.documents}
+        self._check(Seen(wanted, before, outcome, live, dict(self.accepted)), alarmed=outcome.alarm is not None)
+        for name in outcome.tree["agents"].keys() - met:
+            a_new_agent_is_like_one_to_come(name, self.accepted, outcome)
+
+    def _check(self, seen: Seen, *, alarmed: bool) -> None:
+        nowhere_looser_than_desired(seen)
+        licensed_beyond_the_floor(seen)
+        self.tightest.stays(seen)
+        each_weakening_names_a_live_grant(seen)
+        held_exactly_when_something_is(seen)
+        if seen.wanted.empty:
+            assert seen.outcome.tree["agents"].keys() == seen.before["agents"].keys(), (
+                "an empty directory deletes nothing"
+            )
+        bad = {name for name in seen.wanted.bad if not name.startswith("agents/")}
+        assert alarmed == (seen.wanted.empty or bool(bad))
+        if alarmed:
+            assert not any(change.weakening for change in seen.outcome.changes), "an alarm holds all loosening"
+        for name in seen.wanted.bad & {f"agents/{one}" for one in seen.before["agents"]}:
+            assert name.partition("/")[2] in seen.outcome.tree["agents"], "a bad document is not one that is gone"
+        for name, agent in seen.outcome.tree["agents"].items():
+            if ANYBODYS in agent["own"]["allow"]:
+                assert any(
+                    grant.document == f"agents/{name}" and grant.item == ANYBODYS and len(grant.approvals) > 1
+                    for grant in seen.live
+                ), "what anybody can register below costs two"
+
+
+class Host(Life):
+    """Lives through everything that git, signers, clocks and disks do."""
 
     @initialize(files=directories())
     def begin(self, files: dict[str, bytes]) -> None:
@@ -93,6 +156,23 @@ class Host(RuleBasedStateMachine):
             document = json.loads(self.files.pop(data.draw(st.sampled_from(names))))
             document["name"] = data.draw(st.sampled_from(AGENTS if folder == "agents" else ("org", "team")))
             self.files[f"{folder}/{document['name']}.yaml"] = json.dumps(document).encode()
+        self.take_a_pass()
+
+    @rule(name=st.sampled_from(("org", "team")), scope=name_lists(), data=st.data())
+    def change_whom_it_limits(self, name: str, scope: list[str], data: st.DataObject) -> None:
+        """Let an egress document select other agents; mostly widen it to all, or narrow it."""
+        file = f"egress/{name}.yaml"
+        if self.files.get(file, BROKEN) != BROKEN:
+            document = json.loads(self.files[file])
+            document["agents"] = ["*"] if data.draw(st.booleans()) else scope
+            self.files[file] = json.dumps(document).encode()
+        self.take_a_pass()
+
+    @precondition(lambda self: bool(self.files))
+    @rule(name=st.sampled_from(AGENTS), data=st.data())
+    def let_an_agent_join(self, name: str, data: st.DataObject) -> None:
+        """Commit an agent that no document named, or one that was there before."""
+        self.files.setdefault(f"agents/{name}.yaml", json.dumps(data.draw(agents(name))).encode())
         self.take_a_pass()
 
     @rule(file=st.sampled_from(("platform.yaml", "agents/one.yaml", "agents/two.yaml", "egress/org.yaml")))
@@ -200,62 +280,70 @@ class Host(RuleBasedStateMachine):
     @rule()
     def wipe(self) -> None:
         """Lose the state."""
-        self._forget()
+        self.forget()
         if self.files:
             self.take_a_pass()
 
-    def take_a_pass(self) -> None:
-        """Take a pass as the daemon does, once with and once without what the pass before worked out."""
-        self.seen_last = now = max(self.clock, self.seen_last)
-        wanted: Desired = desired(self.files, previous=None)
-        present = [
-            grant for identifier in sorted(self.reasons.keys() - self.revoked) for grant in self.reasons[identifier]
-        ]
-        lapsed = frozenset(self.revoked)
-        before = self.memory.in_force or {"platform": None, "agents": {}}
-        whole = reconcile(wanted, self.memory, present, now=now, lapsed=lapsed)
-        outcome = reconcile(wanted, self.memory, present, now=now, lapsed=lapsed, previous=self.previous)
-        assert outcome == whole, "what is taken over is what would be worked out"
-        again = reconcile(wanted, outcome.memory, present, now=now, lapsed=lapsed)
-        spared = reconcile(wanted, outcome.memory, present, now=now, lapsed=lapsed, previous=outcome)
-        assert again == spared
-        assert (again.changes, again.tree, again.memory, again.held_changed) == (
-            (),
-            outcome.tree,
-            outcome.memory,
-            False,
-        )
-        self.memory, self.previous = outcome.memory, outcome
-        counted = self.remembered if wanted.empty else present
-        live = [one for one in counted if (one.expires is None or now < one.expires) and one.id not in self.revoked]
-        self.remembered = live
-        if not wanted.empty:
-            bad = {name: self.accepted[name] for name in wanted.bad if name in self.accepted}
-            self.accepted = {**bad, **wanted.documents}
-        self._check(Seen(wanted, before, outcome, live, dict(self.accepted)), alarmed=outcome.alarm is not None)
 
-    def _check(self, seen: Seen, *, alarmed: bool) -> None:
-        nowhere_looser_than_desired(seen)
-        licensed_beyond_the_floor(seen)
-        self.tightest.stays(seen)
-        each_weakening_names_a_live_grant(seen)
-        held_exactly_when_something_is(seen)
-        if seen.wanted.empty:
-            assert seen.outcome.tree["agents"].keys() == seen.before["agents"].keys(), (
-                "an empty directory deletes nothing"
-            )
-        bad = {name for name in seen.wanted.bad if not name.startswith("agents/")}
-        assert alarmed == (seen.wanted.empty or bool(bad))
-        if alarmed:
-            assert not any(change.weakening for change in seen.outcome.changes), "an alarm holds all loosening"
-        for name in seen.wanted.bad & {f"agents/{one}" for one in seen.before["agents"]}:
-            assert name.partition("/")[2] in seen.outcome.tree["agents"], "a bad document is not one that is gone"
-        for name, agent in seen.outcome.tree["agents"].items():
-            if ANYBODYS in agent["own"]["allow"]:
-                assert any(
-                    grant.document == f"agents/{name}" and grant.item == ANYBODYS and len(grant.approvals) > 1
-                    for grant in seen.live
-                ), "what anybody can register below costs two"
+class Joining(Life):
+    """Lives through agents that come and go below two egress documents whose scope and content change."""
+
+    @initialize()
+    def begin(self) -> None:
+        """Start with nothing but a platform, and grants for everything that the documents ever allow."""
+        self.files = {"platform.yaml": json.dumps({"version": 1, "kind": "platform"}).encode()}
+        self.reasons["CHG-1"] = [
+            _signed(_grant(f"egress/{name}", entry), "CHG-1", BOTH, None)
+            for name in ("org", "team")
+            for entry in JOINING
+        ]
+        self.take_a_pass()
+
+    @rule(
+        name=st.sampled_from(("org", "org", "org", "team")),
+        scope=st.sampled_from((["*"], ["one"], None)),
+        allow=st.lists(st.sampled_from(JOINING), max_size=2),
+        deny=st.lists(st.sampled_from(JOINING), max_size=1),
+    )
+    def write(self, name: str, scope: list[str] | None, allow: list[str], deny: list[str]) -> None:
+        """Commit an egress document, or its end."""
+        document = {"version": 1, "kind": "egress", "name": name, "agents": scope, "allow": allow, "deny": deny}
+        self.files[f"egress/{name}.yaml"] = json.dumps(document).encode()
+        if scope is None:
+            del self.files[f"egress/{name}.yaml"]
+        self.take_a_pass()
+
+    @rule(name=st.sampled_from(AGENTS[:2]))
+    def come_or_go(self, name: str) -> None:
+        """Let an agent join, or leave."""
+        document = {"version": 1, "kind": "agent", "name": name, "image": IMAGE}
+        if self.files.pop(f"agents/{name}.yaml", None) is None:
+            self.files[f"agents/{name}.yaml"] = json.dumps(document).encode()
+        self.take_a_pass()
+
+    @rule(name=st.sampled_from(("one", "*")), lasts=st.sampled_from((5.0, 15.0)))
+    def lift(self, name: str, lasts: float) -> None:
+        """Sign that the document does not limit one agent, or all."""
+        grant = Grant(
+            id="CHG-2",
+            document="egress/org",
+            field="/agents",
+            action=Action.REMOVE,
+            item=name,
+            ticket="T-1",
+            approvals=BOTH,
+            expires=self.seen_last + lasts,
+        )
+        self.reasons["CHG-2"] = [grant]
+        self.take_a_pass()
+
+    @rule()
+    def start_again_later(self) -> None:
+        """Stop the daemon, let what expires expire, and start it."""
+        self.memory = Memory.from_json(json.loads(json.dumps(self.memory.to_json())))
+        self.previous = None
+        self.clock += 6.0
+        self.take_a_pass()
 
 
 def _grant(document: str, entry: str) -> Grant:

@@ -74,6 +74,10 @@ def nowhere_looser_than_desired(seen: Seen) -> None:
             folder, _, short = document.partition("/")
             if folder == "egress" and {"*", name} & set(layer["agents"]):
                 assert passes(agent["layers"][short]) <= passes(layer)
+    for document, layer in seen.accepted.items():
+        if document.startswith("egress/") and "*" in layer["agents"]:
+            to_come = seen.outcome.tree["to_come"]["layers"]
+            assert passes(to_come[document.partition("/")[2]]) <= passes(layer)
 
 
 def licensed_beyond_the_floor(seen: Seen) -> None:
@@ -95,31 +99,33 @@ def licensed_beyond_the_floor(seen: Seen) -> None:
         for secret, value in own["secrets"].items():
             blocked = f"/secrets/{secret}/file" in agent["blocked"]
             assert blocked if value["file"] is None else value["file"] in here[f"/secrets/{secret}/file"]
-        for short, layer in agent["layers"].items():
+    for one in (*seen.outcome.tree["agents"].values(), seen.outcome.tree["to_come"]):
+        for short, layer in one["layers"].items():
             assert reach(layer["allow"], []) <= reach(live.get((f"egress/{short}", "/allow"), []), [])
             assert layer["default"] == "deny" or live.get((f"egress/{short}", "/default"))
 
 
 @dataclass
 class Tightest:
-    """What was ever tightened, on one host that was not wiped."""
+    """What was ever tightened, on one host that was not wiped. Under `*` is what limits every agent to come."""
 
     pids: dict[str, int] = field(default_factory=dict)
     denied: dict[str, set[str]] = field(default_factory=dict)
-    layers: dict[str, set[str]] = field(default_factory=dict)
+    layers: dict[str, dict[str, set[str]]] = field(default_factory=lambda: {"*": {}})
+    """By agent, the egress documents that ever selected it, each with every entry that it denied meanwhile."""
+    latest: dict[tuple[str, str], Any] = field(default_factory=dict)
+    """By agent and egress document, what the document said when it last selected the agent, there or not."""
 
     def stays(self, seen: Seen) -> None:
         """It stays unless a live grant lifts it."""
+        self._select("*", seen)
         for document, wanted in seen.accepted.items():
             folder, _, name = document.partition("/")
             if folder == "agents":
                 self.pids[name] = min(self.pids.get(name, FLOOR["pids"]), wanted["limits"]["pids"])
                 self.denied.setdefault(name, set()).update(wanted["deny"])
-                self.layers.setdefault(name, set()).update(
-                    other.partition("/")[2]
-                    for other, layer in seen.accepted.items()
-                    if other.startswith("egress/") and {"*", name} & set(layer["agents"])
-                )
+                self._select(name, seen)
+        self._layers_stay("*", seen.outcome.tree["to_come"], seen)
         for name, agent in seen.outcome.tree["agents"].items():
             live = [grant for grant in seen.live if grant.document == f"agents/{name}"]
             raised = [grant.item for grant in live if grant.field == "/limits/pids"]
@@ -132,12 +138,54 @@ class Tightest:
                 for host, port in reach(EVERYTHING, []) - reach(EVERYTHING, [text]):
                     free = any(denies(entry, host, port) for entry in lifted)
                     assert free or any(denies(entry, host, port) for entry in stopped)
-            gone = {
-                grant.document.partition("/")[2]
+            self._layers_stay(name, agent, seen)
+
+    def _select(self, name: str, seen: Seen) -> None:
+        for other, layer in seen.accepted.items():
+            short = other.partition("/")[2]
+            if other.startswith("egress/") and {"*", name} & set(layer["agents"]):
+                self.layers.setdefault(name, {}).setdefault(short, set()).update(layer["deny"])
+                for whom in [name, *(self.layers if name == "*" else ())]:
+                    self.latest[whom, short] = layer
+
+    def _layers_stay(self, name: str, agent: Any, seen: Seen) -> None:
+        gone = {
+            grant.document.partition("/")[2]
+            for grant in seen.live
+            if grant.field == "/agents" and grant.item in ("*", name)
+        }
+        for short in self.layers["*"].keys() | self.layers.get(name, {}).keys():
+            if short not in agent["layers"]:
+                assert short in gone
+                continue
+            lifted = [
+                entry
                 for grant in seen.live
-                if grant.field == "/agents" and grant.item in ("*", name)
-            }
-            assert self.layers[name] - gone <= set(agent["layers"])
+                if (grant.document, grant.field) == (f"egress/{short}", "/deny")
+                and isinstance(entry := parse_deny(grant.item), Entry)
+            ]
+            latest = self.latest.get((name, short)) or self.latest["*", short]
+            assert passes(agent["layers"][short]) <= passes(latest)
+            deny = agent["layers"][short]["deny"]
+            stopped = [entry for text in deny if isinstance(entry := parse_deny(text), Entry)]
+            for text in self.layers["*"].get(short, set()) | self.layers.get(name, {}).get(short, set()):
+                for host, port in reach(EVERYTHING, []) - reach(EVERYTHING, [text]):
+                    free = any(denies(entry, host, port) for entry in lifted)
+                    assert free or any(denies(entry, host, port) for entry in stopped)
+
+
+def a_new_agent_is_like_one_to_come(name: str, accepted: dict[str, Any], outcome: Outcome) -> None:
+    """Whom no host ever met gets the layers of those to come, but for documents and grants that name it."""
+    named = {
+        document.partition("/")[2]
+        for document, tree in accepted.items()
+        if document.startswith("egress/") and name in tree["agents"]
+    }
+    named |= {grant.document.partition("/")[2] for grant in outcome.memory.grants if grant.item == name}
+    layers, to_come = outcome.tree["agents"][name]["layers"], outcome.tree["to_come"]["layers"]
+    assert {short: layers[short] for short in layers if short not in named} == {
+        short: to_come[short] for short in to_come if short not in named
+    }
 
 
 def each_weakening_names_a_live_grant(seen: Seen) -> None:
@@ -175,6 +223,12 @@ def held_exactly_when_something_is(seen: Seen) -> None:
             if other.startswith("egress/") and {"*", name} & set(layer["agents"])
         }
         differs |= agent["own"] != wanted or agent["layers"] != selected
+    for_all = {
+        other.partition("/")[2]: {field: layer[field] for field in ("default", "allow", "deny", "deny_ranges")}
+        for other, layer in accepted.items()
+        if other.startswith("egress/") and "*" in layer["agents"]
+    }
+    differs |= tree["to_come"]["layers"] != for_all
     assert bool(seen.outcome.held) is differs
     if seen.outcome.alarm is None:
         assert all(any(not step.grants for step in held.steps) for held in seen.outcome.held)

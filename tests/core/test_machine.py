@@ -18,7 +18,7 @@ from reconciler.core import reconcile as formula
 from reconciler.core.grants import NOTHING, Grant
 from reconciler.core.order import Walk
 from reconciler.core.rules import Covered, Ranked, Unordered
-from tests.core.machine import Host
+from tests.core.machine import Host, Joining, Life
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,7 +27,14 @@ DEEP = os.environ.get("HYPOTHESIS_PROFILE") == "deep"
 HISTORIES = 2000 if DEEP else 25
 
 
-def play(histories: int, *, steps: int = 12, phases: tuple[Phase, ...] = tuple(Phase), seeded: bool = False) -> None:
+def play(
+    histories: int,
+    *,
+    life: type[Life] = Host,
+    steps: int = 12,
+    phases: tuple[Phase, ...] = tuple(Phase),
+    seeded: bool = False,
+) -> None:
     chosen = settings(
         max_examples=histories,
         stateful_step_count=steps,
@@ -38,12 +45,13 @@ def play(histories: int, *, steps: int = 12, phases: tuple[Phase, ...] = tuple(P
         suppress_health_check=list(HealthCheck),
         print_blob=False,
     )
-    run_state_machine_as_test(Host, settings=chosen)
+    run_state_machine_as_test(life, settings=chosen)
 
 
 @pytest.mark.timeout(7200)
-def test_a_host_that_lives_through_anything_keeps_every_promise() -> None:
-    play(HISTORIES)
+@pytest.mark.parametrize("life", [Host, Joining])
+def test_a_host_that_lives_through_anything_keeps_every_promise(life: type[Life]) -> None:
+    play(HISTORIES, life=life)
 
 
 Patch = pytest.MonkeyPatch
@@ -161,8 +169,52 @@ def _a_new_layer_starts_as_it_is_wanted(patch: Patch) -> None:
     patch.setattr(formula._Pass, "_start", start)
 
 
+def _agents_to_come_start_anew(patch: Patch) -> None:
+    real = formula._Pass.__init__
+
+    def start(self: Any, *args: Any) -> None:
+        real(self, *args)
+        self._for_every = {}
+
+    patch.setattr(formula._Pass, "__init__", start)
+
+
+def _nothing_is_remembered_of_agents_to_come(patch: Patch) -> None:
+    real = formula._Pass.run
+
+    def run(self: Any) -> Any:
+        found = real(self)
+        baseline = {name: unit for name, unit in found.memory.baseline.items() if name != "*"}
+        return dataclasses.replace(found, memory=dataclasses.replace(found.memory, baseline=baseline))
+
+    patch.setattr(formula._Pass, "run", run)
+
+
+def _who_joins_does_not_get_the_last_content_for_all(patch: Patch) -> None:
+    real = formula._Pass.__init__
+
+    def start(self: Any, *args: Any) -> None:
+        real(self, *args)
+        self._last_for_every = {}
+
+    patch.setattr(formula._Pass, "__init__", start)
+
+
+def _a_grant_for_one_agent_lifts_from_those_to_come(patch: Patch) -> None:
+    real = formula._Pass._licence
+
+    def licence(self: Any, name: str, lifts: Any) -> Any:
+        return real(self, name, self._lifts if name == "*" else lifts)
+
+    patch.setattr(formula._Pass, "_licence", licence)
+
+
+def _a_lift_from_all_leaves_those_to_come(patch: Patch) -> None:
+    real = formula._Pass._licence
+    patch.setattr(formula._Pass, "_licence", lambda self, name, lifts: real(self, name, () if name == "*" else lifts))
+
+
 def _nothing_is_reported_as_held(patch: Patch) -> None:
-    patch.setattr(formula._Pass, "_for_all", lambda _self, held, _names: dataclasses.replace(held, steps=()))
     patch.setattr(findings.Ledger, "all", lambda self: tuple(x for x in _all(self) if not isinstance(x, findings.Held)))
 
 
@@ -221,8 +273,21 @@ BUGS: tuple[Callable[[Patch], None], ...] = (
     _what_changed_is_taken_over,
 )
 
+OF_JOINING: tuple[Callable[[Patch], None], ...] = (
+    _agents_to_come_start_anew,
+    _nothing_is_remembered_of_agents_to_come,
+    _who_joins_does_not_get_the_last_content_for_all,
+    _a_grant_for_one_agent_lifts_from_those_to_come,
+    _a_lift_from_all_leaves_those_to_come,
+)
+"""These show only where agents come and go while documents change whom they limit."""
 
-@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.__name__.strip("_").replace("_", " "))
+
+def _told(bug: Callable[[Patch], None]) -> str:
+    return bug.__name__.strip("_").replace("_", " ")
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=_told)
 @pytest.mark.timeout(600)
 def test_a_formula_with_a_bug_in_one_clause_is_caught(bug: Callable[[Patch], None], monkeypatch: Patch) -> None:
     with monkeypatch.context() as patch:
@@ -230,3 +295,12 @@ def test_a_formula_with_a_bug_in_one_clause_is_caught(bug: Callable[[Patch], Non
         # A secret that no grant names is missed by its key.
         with pytest.raises((AssertionError, KeyError)):
             play(1000, steps=20, phases=(Phase.generate,), seeded=True)
+
+
+@pytest.mark.parametrize("bug", OF_JOINING, ids=_told)
+@pytest.mark.timeout(600)
+def test_a_bug_in_what_limits_agents_to_come_is_caught(bug: Callable[[Patch], None], monkeypatch: Patch) -> None:
+    with monkeypatch.context() as patch:
+        bug(patch)
+        with pytest.raises((AssertionError, KeyError)):
+            play(1000, life=Joining, steps=20, phases=(Phase.generate,), seeded=True)

@@ -25,9 +25,9 @@ from reconciler.core.directions import (
 )
 from reconciler.core.grants import NOTHING, Action, Approval, Grant, licences
 from reconciler.core.order import Walk, covering
-from reconciler.core.reconcile import orders
 from reconciler.core.rules import Covered, Numbers, OneOf, Ranked, Silent, Unordered, Words
 from reconciler.core.schema import load_schema
+from reconciler.core.units import orders
 from tests.strategies import agents, egresses, platforms, resolved
 
 KINDS: dict[str, st.SearchStrategy[dict[str, Any]]] = {

@@ -85,7 +85,7 @@ def test_an_entry_with_a_labels_is_told_with_its_unicode_form() -> None:
 def test_a_change_of_a_shared_layer_says_how_many_agents_it_concerns() -> None:
     files = BASE | agent("one") | agent("two") | egress(allow=["a.com"])
     text = "\n".join(planned(Host(), files).lines())
-    assert "held     egress/org /allow (for 2 agents): +a.com" in text
+    assert "held     egress/org /allow (for 2 agents and those to come): +a.com" in text
 
 
 def test_problems_alarms_unused_reasons_and_ignored_files_are_told() -> None:

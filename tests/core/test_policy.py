@@ -9,8 +9,8 @@ import pytest
 from proxy.entry import Entry
 from reconciler.core.order import Group, Order, order_of
 from reconciler.core.policy import Agent, BackendChoice, Isolation, Layer, Limits, Platform, in_force, proxy_policy
-from reconciler.core.reconcile import orders
 from reconciler.core.schema import load_schema
+from reconciler.core.units import orders
 from tests.core.scene import Host, agent, effective, egress, force, platform, signed
 
 GRANTS = signed(

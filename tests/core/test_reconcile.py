@@ -183,7 +183,11 @@ def test_a_layer_starts_empty_and_its_entries_wait_like_an_agents() -> None:
     assert missing(outcome) == [("egress/org", "/allow", "add", "a.com")]
 
 
-LAYER = egress(allow=["a.com"], deny=["b.com"], deny_ranges=["161.26.0.0/16"])
+def layer_of(*agents: str) -> dict[str, bytes]:
+    return egress(agents=agents, allow=["a.com"], deny=["b.com"], deny_ranges=["161.26.0.0/16"])
+
+
+LAYER = layer_of("*")
 LAYER_SIGNED = signed(ON, ("egress/org", "/allow", "add", "a.com"))
 
 
@@ -196,17 +200,22 @@ LAYER_SIGNED = signed(ON, ("egress/org", "/allow", "add", "a.com"))
         pytest.param(egress(agents=["other"], allow=["a.com"]), id="narrowed to another agent"),
     ],
 )
-def test_a_layer_that_goes_away_stays_as_it_was_until_a_grant_lifts_it(after: dict[str, bytes]) -> None:
+@pytest.mark.parametrize(("scope", "lifted"), [("helper", "helper"), ("*", "*")], ids=["of one agent", "of all"])
+def test_a_layer_that_goes_away_stays_as_it_was_until_a_grant_lifts_it(
+    after: dict[str, bytes], scope: str, lifted: str
+) -> None:
     host = Host()
-    before = host.good(BASE | agent() | LAYER, LAYER_SIGNED)
+    before = host.good(BASE | agent() | layer_of(scope), LAYER_SIGNED)
     outcome = host.good(BASE | agent() | after, LAYER_SIGNED)
     (layer,) = [layer for layer in effective(outcome).layers if layer.name == "org"]
     assert (layer,) == effective(before).layers
-    assert ("egress/org", "/agents", "remove", "helper") in missing(outcome)
-    outcome = host.good(BASE | agent() | after, (*LAYER_SIGNED, *signed(("egress/org", "/agents", "remove", "helper"))))
+    grant = ("egress/org", "/agents", "remove", lifted)
+    assert grant in missing(outcome)
+    outcome = host.good(BASE | agent() | after, (*LAYER_SIGNED, *signed(grant)))
     assert [layer.name for layer in effective(outcome).layers if layer.name == "org"] == []
     (change,) = [one for one in outcome.changes if one.document == "egress/org"]
-    assert (change.field, change.before, change.after, change.weakening) == ("/agents", ["helper"], [], True)
+    assert (change.field, change.after, change.weakening) == ("/agents", [], True)
+    assert change.before == (["helper"] if lifted == "helper" else ["*", "helper"])
     outcome = host.good(BASE | agent() | after, LAYER_SIGNED)
     assert [one.name for one in effective(outcome).layers if one.name == "org"] == ["org"], "the grant ended"
 
@@ -261,7 +270,7 @@ def test_a_new_layer_tightens_at_once_for_the_agents_that_it_selects() -> None:
 def test_one_finding_of_a_shared_layer_is_told_once_for_all_its_agents() -> None:
     outcome = Host().good(BASE | agent("one") | agent("two") | egress(allow=["a.com"]), signed(ON))
     (held,) = outcome.held
-    assert (held.document, held.field, held.agents) == ("egress/org", "/allow", ("one", "two"))
+    assert (held.document, held.field, held.agents) == ("egress/org", "/allow", ("*", "one", "two"))
 
 
 def test_only_the_lapsed_statements_elements_lapse() -> None:
@@ -385,7 +394,11 @@ def test_a_grant_that_lifts_a_layer_from_one_agent_leaves_it_on_the_others() -> 
     outcome = host.good(BASE | agent("one") | agent("two"), signed(("egress/org", "/agents", "remove", "one")))
     assert effective(outcome, "one").layers == ()
     assert [layer.name for layer in effective(outcome, "two").layers] == ["org"]
-    assert ("egress/org", "/agents", "remove", "two") in missing(outcome)
+    assert ("egress/org", "/agents", "remove", "*") in missing(outcome), "of two and of the agents to come"
+    host = Host()
+    host.good(BASE | agent("one") | agent("two") | egress(agents=["one", "two"]))
+    outcome = host.good(BASE | agent("one") | agent("two"), signed(("egress/org", "/agents", "remove", "one")))
+    assert ("egress/org", "/agents", "remove", "two") in missing(outcome), "of agents to come nothing was ever said"
 
 
 def test_a_grant_that_lifts_a_layer_changes_nothing_while_the_document_still_selects_the_agent() -> None:
