@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 
 from tests.rig import Rig
 from tests.rig import sweep as sweep_rigs
-from tests.rig.docker import Engine, Firewall, Store, Which, agent_image_tar, cache, networks, sweep
+from tests.rig.docker import Engine, Firewall, Store, Which, agent_image_tar, cache, networks
+from tests.rig.machine import sweep
 
 if TYPE_CHECKING:
     from types import FrameType

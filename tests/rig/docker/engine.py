@@ -7,7 +7,6 @@ import http.client
 import json
 import os
 import platform
-import shutil
 import socket
 import subprocess
 import sys
@@ -16,9 +15,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from tests.rig import network
 from tests.rig.docker import cache
-from tests.rig.docker.keeper import CGROUPS, remove_cgroups
+from tests.rig.machine import Machine, Program
 from tests.rig.rig import end
 
 if TYPE_CHECKING:
@@ -27,8 +25,7 @@ if TYPE_CHECKING:
     from tests.rig.rig import Rig
 
 _HERE: Final = Path(__file__).parent
-_CGROUP: Final = "ringfence-"
-_NESTED: Final = ("--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "--propagation", "private")
+_CONTAINERD: Final = "/run/containerd/containerd.sock"
 
 
 class Which(StrEnum):
@@ -108,15 +105,13 @@ class Engine:
         self.rp_filter: int = rp_filter
         self.bridge_nf: bool = bridge_nf
         self.local_resolver: bool = local_resolver
-        self.directory: Path = rig.directory / "docker"
+        self._machine = Machine(rig=rig, name="docker", environment=self._environment())
+        self.directory: Path = self._machine.directory
         self.socket: Path = self.directory / "docker.sock"
         self.base_url: str = f"unix://{self.socket}"
-        self.cgroup: str = f"{_CGROUP}{rig.instance.name}-docker"
+        self.cgroup: str = self._machine.cgroup
         self._data_size = data_size
-        self._keeper: subprocess.Popen[bytes] | None = None
-        self._pid: int | None = None
         self._forwarder: subprocess.Popen[bytes] | None = None
-        self._links: frozenset[str] = frozenset()
 
     def __enter__(self) -> Self:
         self.start()
@@ -131,23 +126,12 @@ class Engine:
 
     def start(self) -> None:
         """Start both daemons and wait until the engine answers (about a second)."""
-        sweep()
-        self.directory.mkdir()
-        self._links = self._links_now()
-        self._configure_host()
-        argv = [*self.rig.enter, network.program("unshare"), *_NESTED, "--", sys.executable, str(_HERE / "host.py")]
+        self._machine.prepare(self._sysctls(), resolver="127.0.0.1" if self.local_resolver else self._resolver)
         try:
             if self.local_resolver:
                 forwarder = [sys.executable, str(_HERE / "forwarder.py"), self._resolver]
                 self._forwarder = self.rig.spawn(forwarder, stdout=subprocess.DEVNULL)
-            with (self.directory / "host.log").open("wb") as log:
-                self._keeper = subprocess.Popen(
-                    [sys.executable, str(_HERE / "keeper.py"), self.cgroup, *argv, json.dumps(self._settings())],
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=log,
-                    start_new_session=True,  # a Ctrl-C at the terminal ends the parent, and that ends the engine
-                )
+            self._machine.start(self._programs(), data_size=self._data_size, inside=[["/bin/mkdir", "/run/containerd"]])
             self.start_daemon("containerd")
             self.start_daemon("dockerd")
         except BaseException:
@@ -159,24 +143,13 @@ class Engine:
 
         The sysctls stay. Raises RuntimeError when something of it is left.
         """
-        keeper, self._keeper, self._pid = self._keeper, None, None
-        if keeper is not None and keeper.stdin is not None and keeper.stdout is not None:
-            keeper.stdin.close()
-            keeper.stdout.close()
-            keeper.wait(timeout=60)
         if self._forwarder is not None:
             end(self._forwarder)
-        for link in self._links_now() - self._links:
-            self.rig.run([network.program("ip"), "link", "delete", link])
-        self.tool("nft", "flush", "ruleset")
-        logs = self.logs()
-        shutil.rmtree(self.directory)
-        if keeper is not None and keeper.returncode:
-            raise RuntimeError(f"the engine left something behind:\n{logs}")
+        self._machine.stop()
 
     def start_daemon(self, name: str) -> None:
         """Start `containerd` or `dockerd` (again), and wait until it serves; raises RuntimeError with the logs."""
-        self._order(f"start {name}")
+        self._machine.order("start", name)
         if name == "dockerd":
             deadline = time.monotonic() + 60
             while not self._answers():
@@ -186,21 +159,11 @@ class Engine:
 
     def kill_daemon(self, name: str) -> None:
         """End `containerd` or `dockerd` by SIGKILL; the containers live on."""
-        self._order(f"kill {name}")
+        self._machine.order("kill", name)
 
     def stop_daemon(self, name: str) -> None:
         """End `containerd` or `dockerd` by SIGTERM: dockerd stops its containers first."""
-        self._order(f"stop {name}")
-
-    def _order(self, order: str) -> None:
-        keeper = self._keeper
-        if keeper is None or keeper.stdin is None or keeper.stdout is None:
-            raise RuntimeError("the engine is not up")
-        with contextlib.suppress(BrokenPipeError):
-            keeper.stdin.write(order.encode() + b"\n")
-            keeper.stdin.flush()
-        if keeper.stdout.readline() != b"done\n":
-            raise RuntimeError(f"the engine's host ended at `{order}`:\n{self.logs()}")
+        self._machine.order("stop", name)
 
     # --- what a test asks of it ---------------------------------------------------------------------------------------
 
@@ -250,37 +213,20 @@ class Engine:
 
         For a program that reads /proc of a container by the pid that `inspect` tells; it ends with the engine.
         """
-        return (network.program("nsenter"), f"--target={self.pid}", "--net", "--mount", "--pid", "--")
+        return self._machine.enter
 
     @property
     def pid(self) -> int:
         """The pid, seen from here, of process 1 of the engine's pid namespace."""
-        if self._pid is None:
-            if self._keeper is None:
-                raise RuntimeError("the engine is not up")
-            pid = self._keeper.pid
-            # keeper -> unshare (nsenter became it) -> process 1
-            for _ in range(2):
-                (pid,) = map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
-            self._pid = pid
-        return self._pid
+        return self._machine.pid
 
     def tool(self, name: str, *arguments: str, stdin: str = "") -> str:
         """Run nft, iptables or the like in the host namespace and return its output; raises RuntimeError."""
-        done = self.rig.run([name, *arguments], env=self._environment(), stdin=stdin.encode())
-        if done.returncode:
-            raise RuntimeError(f"{name} {' '.join(arguments)}: {done.stderr.decode().strip()}")
-        return done.stdout.decode()
+        return self._machine.tool(name, *arguments, stdin=stdin)
 
     def logs(self) -> str:
         """Return the last lines of what the daemons wrote."""
-        names = ("host", "containerd", "dockerd")
-        texts = {name: self.directory / f"{name}.log" for name in names}
-        return "\n".join(
-            f"--- {name}\n" + "\n".join(path.read_text(errors="replace").splitlines()[-15:])
-            for name, path in texts.items()
-            if path.exists()
-        )
+        return self._machine.logs()
 
     # --- how it is set up ---------------------------------------------------------------------------------------------
 
@@ -298,7 +244,18 @@ class Engine:
             "XTABLES_LIBDIR": str(packages / "tools" / "usr/lib" / multiarch / "xtables"),
         }
 
-    def _settings(self) -> dict[str, object]:
+    def _programs(self) -> dict[str, Program]:
+        """Write both daemons' configuration, and say how they are started."""
+        # The plugins that are off would write to /opt, or answer a kubelet that is not there.
+        (self.directory / "containerd.toml").write_text(
+            f"""version = 2
+root = "{self._machine.data}/containerd"
+state = "/run/containerd"
+disabled_plugins = ["io.containerd.internal.v1.opt", "io.containerd.grpc.v1.cri"]
+[grpc]
+  address = "{_CONTAINERD}"
+"""
+        )
         config: dict[str, object] = (
             {
                 "firewall-backend": self.firewall.value,
@@ -307,38 +264,40 @@ class Engine:
             if self.which is Which.CURRENT
             else {"deprecated-key-path": str(self.directory / "key.json")}
         )
+        config |= {
+            "hosts": [f"unix://{self.socket}"],
+            "data-root": f"{self._machine.data}/docker",
+            "exec-root": "/run/docker",
+            "pidfile": "/run/docker.pid",
+            "containerd": _CONTAINERD,
+            "cgroup-parent": f"/{self.cgroup}",
+            "exec-opts": ["native.cgroupdriver=cgroupfs"],
+            "runtimes": {"runsc": {"path": str(cache.go().path / "bin" / "runsc")}},
+        }
+        (self.directory / "daemon.json").write_text(json.dumps(config, indent=1))
         return {
-            "directory": str(self.directory),
-            "socket": str(self.socket),
-            "resolver": "127.0.0.1" if self.local_resolver else self._resolver,
-            "cgroup": self.cgroup,
-            "runsc": str(cache.go().path / "bin" / "runsc"),
-            "data_size": self._data_size,
-            "environment": self._environment(),
-            "config": config,
+            "containerd": Program(
+                argv=["containerd", "--config", str(self.directory / "containerd.toml")], appears=_CONTAINERD
+            ),
+            "dockerd": Program(
+                argv=["dockerd", "--config-file", str(self.directory / "daemon.json")], stale=["/run/docker.pid"]
+            ),
         }
 
     @property
     def _resolver(self) -> str:
         return self.rig.resolver.rpartition(":")[0]
 
-    def _configure_host(self) -> None:
-        """Set what the root namespace of an ordinary Docker host has."""
-        values = {
+    def _sysctls(self) -> dict[str, int]:
+        """Return what the root namespace of an ordinary Docker host has."""
+        return {
             "net.ipv4.ip_forward": 1,
             "net.ipv6.conf.all.forwarding": 1,
             "net.ipv4.conf.all.rp_filter": self.rp_filter,
             "net.ipv4.conf.default.rp_filter": self.rp_filter,
+            "net.bridge.bridge-nf-call-iptables": int(self.bridge_nf),
+            "net.bridge.bridge-nf-call-ip6tables": int(self.bridge_nf),
         }
-        if Path("/proc/sys/net/bridge").is_dir():  # br_netfilter, per network namespace
-            values |= {f"net.bridge.bridge-nf-call-{each}": int(self.bridge_nf) for each in ("iptables", "ip6tables")}
-        done = self.rig.run([network.program("sysctl"), "-qw", *(f"{key}={value}" for key, value in values.items())])
-        if done.returncode:
-            raise RuntimeError(f"sysctl: {done.stderr.decode().strip()}")
-
-    def _links_now(self) -> frozenset[str]:
-        listed = json.loads(self.rig.run([network.program("ip"), "-json", "link"]).stdout)
-        return frozenset(link["ifname"] for link in listed)
 
     def _answers(self) -> bool:
         with contextlib.suppress(OSError, RuntimeError, http.client.HTTPException):
@@ -358,19 +317,3 @@ class _UnixConnection(http.client.HTTPConnection):
         self.sock = socket.socket(socket.AF_UNIX)
         self.sock.settimeout(self.timeout)
         self.sock.connect(str(self._path))
-
-
-def sweep() -> tuple[str, ...]:
-    """Remove the cgroups of engines whose owner and keeper are both dead; returns their names."""
-    present = {
-        path.name for pattern in (f"{_CGROUP}*-docker", f"*/{_CGROUP}*-docker") for path in CGROUPS.glob(pattern)
-    }
-    dead = sorted(name for name in present if _abandoned(name.removeprefix(_CGROUP).removesuffix("-docker")))
-    for name in dead:
-        remove_cgroups(name)
-    return tuple(dead)
-
-
-def _abandoned(instance: str) -> bool:
-    _rfrig, pid, start, _random = instance.split("-")
-    return network.started(int(pid)) != int(start)

@@ -60,7 +60,7 @@ def agent_image_tar(archive: Path, *, name: str = AGENT) -> Image:
         content = root.extractfile(sleep)
         if content is None:
             raise RuntimeError(f"{sleep.name} of the agent's image is no file")
-        layer = _layer({"workload.py": (workload.read_bytes(), 0o644), "set-uid-sleep": (content.read(), 0o4755)})
+        layer = layer_of({"workload.py": (workload.read_bytes(), 0o644), "set-uid-sleep": (content.read(), 0o4755)})
     config = {"Env": ["PATH=/usr/sbin:/usr/bin:/sbin:/bin"], "Cmd": ["/usr/bin/python3"], "WorkingDir": "/"}
     return write(archive, name=name, architecture="amd64", layers=(part.path / "layer.tar", layer), config=config)
 
@@ -85,7 +85,7 @@ def proxy_image_tar(archive: Path, *, architecture: str = "amd64", name: str = P
         "Entrypoint": ["/usr/bin/ringfence-proxy"],
         "WorkingDir": "/",
     }
-    layers = (part.path / "layer.tar", _layer(files))
+    layers = (part.path / "layer.tar", layer_of(files))
     return write(archive, name=name, architecture=architecture, layers=layers, config=config)
 
 
@@ -184,7 +184,7 @@ def write(
     return Image(archive=archive, name=name, configuration=_digest(configuration)[0], manifest=_digest(manifest)[0])
 
 
-def _layer(files: Mapping[str, tuple[bytes, int]]) -> bytes:
+def layer_of(files: Mapping[str, tuple[bytes, int]]) -> bytes:
     """Return a tar of these files (content and mode by path) and the directories above them, owned by root, of 1970."""
     above = {str(parent) for path in files for parent in Path(path).parents} - {"."}
     made = io.BytesIO()

@@ -15,7 +15,7 @@ import pytest
 from tests.rig import network
 from tests.rig.docker import Engine, Firewall, Runtime, Store, Which
 from tests.rig.docker.fixtures import Images, Setup
-from tests.rig.docker.keeper import CGROUPS
+from tests.rig.keeper import cgroups
 from tests.rig.rig import ROOT
 
 if TYPE_CHECKING:
@@ -146,11 +146,6 @@ def test_nothing_is_left_when_the_owner_dies(docker_images: Images, number: sign
     while left := [*(path for path in places if path.exists()), *cgroups(cgroup)]:
         assert time.monotonic() < deadline, left
         time.sleep(0.05)
-
-
-def cgroups(name: str) -> list[Path]:
-    """Return the cgroups of this name in every hierarchy."""
-    return [path for path in (CGROUPS / name, *CGROUPS.glob(f"*/{name}")) if path.exists()]
 
 
 def test_an_engine_that_is_stopped_leaves_the_host_namespace_as_it_was(docker_images: Images, rig: Rig) -> None:

@@ -1,4 +1,4 @@
-"""Owns an engine's namespaces and cgroups from outside them: starts process 1, waits, removes; knows no Docker.
+"""Owns a machine's namespaces and cgroups from outside them: starts process 1, waits, removes; knows no program.
 
 keeper.py CGROUP ARGV...    It outlives a parent that is killed: then standard input, which process 1 reads, ends.
 """
@@ -14,11 +14,16 @@ from pathlib import Path
 CGROUPS = Path("/sys/fs/cgroup")
 
 
+def cgroups(name: str) -> list[Path]:
+    """Return the cgroups of this name, in every hierarchy."""
+    return [path for path in (CGROUPS / name, *CGROUPS.glob(f"*/{name}")) if path.is_dir()]
+
+
 def remove_cgroups(name: str) -> tuple[str, ...]:
     """Remove the cgroup of this name and those in it, in every hierarchy; returns what is still there after 5 s."""
     deadline = time.monotonic() + 5
     while True:
-        roots = [path for path in (CGROUPS / name, *CGROUPS.glob(f"*/{name}")) if path.is_dir()]
+        roots = cgroups(name)
         for root in roots:
             for path in (*sorted((each for each in root.rglob("*") if each.is_dir()), reverse=True), root):
                 try:
