@@ -119,6 +119,8 @@ def build(*parts: Part) -> None:
 
     Raises CalledProcessError.
     """
+    if all(part.built for part in parts):
+        return  # without waiting for whoever builds other parts, for half an hour maybe
     root().mkdir(parents=True, exist_ok=True)
     with (root() / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
