@@ -76,7 +76,9 @@ def k8s_built() -> None:
         pytest.skip("the Kubernetes rig needs root")
     if not cache.built():
         if "k8s" not in required():
-            pytest.skip("the Kubernetes rig is not built: `python -m tests.rig.k8s build` (about 20 minutes of two cores)")
+            pytest.skip(
+                "the Kubernetes rig is not built: `python -m tests.rig.k8s build` (about 20 minutes of two cores)"
+            )
         docker_cache.build(*cache.everything())
 
 

@@ -214,7 +214,7 @@ def test_a_cluster_that_is_stopped_leaves_the_host_namespace_as_it_was(k8s_built
     assert cluster.tool("nft", "list", "ruleset") == ""
     assert cluster.tool("ipset", "list", "-name") == ""
     assert not cgroups(cluster.cgroup)
-    assert not [line for line in Path("/proc/mounts").read_text().splitlines() if rig.instance.name in line]
+    assert not [line for line in Path("/proc/mounts").read_text().splitlines() if str(cluster.directory) in line]
 
 
 _OWNER = """
