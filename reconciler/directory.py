@@ -1,7 +1,8 @@
-"""Owns how a directory is opened when others could have put traps on the way to it; does not read what is in it."""
+"""Owns how a directory or file is opened when others could have put traps on the way to it; reads nothing."""
 
 from __future__ import annotations
 
+import errno
 import os
 import pwd
 import stat
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 _FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 _MAX_LINKS = 40  # what the kernel allows on one path (path_resolution(7))
 
 
@@ -78,7 +80,7 @@ def open_directory(root: str | os.PathLike[str], owners: frozenset[int] | None) 
 
     Symbolic links are followed (git-sync's layout), but only those that a trusted owner made.
     """
-    todo = list(reversed(PurePosixPath(os.getcwd(), root).parts[1:]))  # noqa: PTH109 - parts, not a path to open  # noqa: PTH109 - parts, not a path to open
+    todo = list(reversed(PurePosixPath(os.getcwd(), root).parts[1:]))  # noqa: PTH109 - parts, not a path to open
     links: list[str] = []
     here, path, seen = os.open("/", _FLAGS), "/", 0
     try:
@@ -90,7 +92,7 @@ def open_directory(root: str | os.PathLike[str], owners: frozenset[int] | None) 
                 facts = os.fstat(here)
                 return Opened(os.dup(here), path, (facts.st_dev, facts.st_ino), tuple(dict.fromkeys(links)))
             name = todo.pop()
-            below = os.path.join(path, name)  # noqa: PTH118 - a label for messages: nothing is opened by it  # noqa: PTH118 - `path` is a label here, nothing is opened by it
+            below = os.path.join(path, name)  # noqa: PTH118 - a label for messages: nothing is opened by it
             facts = os.stat(name, dir_fd=here, follow_symlinks=False)
             if stat.S_ISLNK(facts.st_mode):
                 seen += 1
@@ -120,3 +122,30 @@ def open_directory(root: str | os.PathLike[str], owners: frozenset[int] | None) 
     finally:
         os.close(here)
     return problem
+
+
+def open_file(path: str | os.PathLike[str], owners: frozenset[int] | None) -> int | Unsafe:
+    """Open a regular file for reading when nobody but `owners` could put another in its place, and none is on the way.
+
+    The file itself may be no link. Whoever gets the descriptor closes it.
+    """
+    whole = PurePosixPath(path)
+    directory = open_directory(whole.parent, owners)
+    if isinstance(directory, Unsafe):
+        return directory
+    try:
+        descriptor = os.open(whole.name, _FILE, dir_fd=directory.descriptor)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            return Unsafe("not_a_file", f"{whole} is a symbolic link: name the file itself")
+        return Unsafe("unreadable", f"{whole} cannot be opened: {error.strerror}")
+    finally:
+        directory.close()
+    facts = os.fstat(descriptor)
+    problem = trusted(str(whole), facts, owners)
+    if not stat.S_ISREG(facts.st_mode):
+        problem = Unsafe("not_a_file", f"{whole} is not a regular file")
+    if problem is not None:
+        os.close(descriptor)
+        return problem
+    return descriptor

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import stat
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from reconciler.core.load import Bounds, Problem, load
 from reconciler.core.resolve import resolve
 from reconciler.core.schema import load_schema
+from reconciler.directory import Unsafe, open_file
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -81,19 +81,12 @@ class Host:
 
 def load_host(path: Path) -> Host | tuple[Problem, ...]:
     """Read and check `path`; every setting that is unknown or unusable is a problem."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    except OSError as error:
-        advice = "write it (see examples/host.yaml) or name another with --host-config"
-        return (Problem(str(path), 1, 1, "", f"cannot be read ({error.strerror}): {advice}"),)
+    # Whoever can write these settings names the trust directory, and so decides who may loosen policy.
+    descriptor = open_file(path, frozenset({0, os.geteuid()}))
+    if isinstance(descriptor, Unsafe):
+        advice = "see examples/host.yaml, or name another with --host-config"
+        return (Problem(str(path), 1, 1, "", f"cannot be used: {descriptor.message} ({advice})"),)
     with os.fdopen(descriptor, "rb") as file:
-        facts = os.fstat(descriptor)
-        if not stat.S_ISREG(facts.st_mode):
-            return (Problem(str(path), 1, 1, "", "is not a regular file"),)
-        # Whoever can write these settings names the trust directory, and so decides who may loosen policy.
-        if facts.st_uid not in {0, os.geteuid()} or facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-            message = "must be owned by root and not writable by group or others: chown root, chmod go-w"
-            return (Problem(str(path), 1, 1, "", message),)
         data = file.read(_BOUNDS.bytes + 1)
     return parse_host(str(path), data)
 

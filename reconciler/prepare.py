@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from reconciler.backends.base import Launch
 from reconciler.core.job import RefusalCode, Refused
 from reconciler.core.policy import proxy_policy
+from reconciler.directory import Unsafe, open_file
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -28,6 +29,7 @@ LAUNCH_BUDGET = 120.0
 """Seconds that building and proving a fence may take."""
 STOP_GRACE = 30.0
 """Seconds that a stopped sandbox may take to end."""
+_ROOT_ALONE = frozenset({0})
 _MAX_SECRET = 64 * 1024
 _DNS_PORT = 53
 
@@ -51,16 +53,12 @@ def _secret(path: str) -> str | Refused:
     def refused(message: str) -> Refused:
         return Refused(RefusalCode.SECRET_UNREADABLE, message)
 
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError as error:
-        return refused(f"cannot be opened: {error.strerror}")
+    descriptor = open_file(path, _ROOT_ALONE)
+    if isinstance(descriptor, Unsafe):
+        return refused(f"cannot be trusted: {descriptor.message}")
     with os.fdopen(descriptor, "rb") as file:
-        facts = os.fstat(descriptor)
-        if not stat.S_ISREG(facts.st_mode):
-            return refused("is not a regular file")
-        if facts.st_uid != 0 or facts.st_mode & (stat.S_IWGRP | stat.S_IRWXO):
-            return refused("must be root's and closed to others: chown root, chmod 0600")
+        if os.fstat(descriptor).st_mode & stat.S_IRWXO:
+            return refused("is open to others: chmod 0600")
         data = file.read(_MAX_SECRET + 1)
     if len(data) > _MAX_SECRET:
         return refused(f"is larger than {_MAX_SECRET // 1024} KiB")
