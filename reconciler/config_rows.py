@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from reconciler.core.audit import Event, EventName, canonical
+from reconciler.core.audit import Event, EventName
+from reconciler.core.cut import canonical
 from reconciler.core.plan import grant_text
 from reconciler.core.trust import Trust, weakenings
 from reconciler.snapshot import NotSettled, Snapshot
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
     from reconciler.state import State
 
 UNSIGNED = "unsigned"
-_MOST_REFUSED = 10_000
+_MOST = 1000
+"""Rows of one pass that each tell of one refusal, or of one change that is held; the rest are counted in one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +73,9 @@ def rows_of(
     settled = isinstance(snapshot, Snapshot)
     revision = snapshot.digest if isinstance(snapshot, Snapshot) else (state.revision or None)
     commit = snapshot.commit if isinstance(snapshot, Snapshot) else state.commit
-    refused = tuple(f"{one.file} {one.code} {one.sha256}" for one in admissions.refused)[:_MOST_REFUSED]
+    refused = tuple(f"{one.file} {one.code} {one.sha256}" for one in admissions.refused[:_MOST])
+    if len(admissions.refused) > _MOST:
+        refused += (_more(len(admissions.refused) - _MOST),)
     alarm = _alarm(snapshot, trust, outcome)
     held = _digests(outcome.held)
     before = state.admissions, state.refused, state.trust, state.held, state.alarm
@@ -145,7 +149,7 @@ def _refused(
     admissions: Admissions, told: tuple[str, ...], revision: str | None, commit: str | None
 ) -> Iterable[Event]:
     known = set(told)
-    for one in admissions.refused[:_MOST_REFUSED]:
+    for one in admissions.refused[:_MOST]:
         if f"{one.file} {one.code} {one.sha256}" not in known:
             yield Event(
                 name=EventName.REASON_REFUSED,
@@ -157,6 +161,25 @@ def _refused(
                 revision=revision,
                 detail={"sha256": one.sha256, "commit": commit},
             )
+    more = len(admissions.refused) - _MOST
+    if more > 0 and _more(more) not in known:
+        yield _uncounted(EventName.REASON_REFUSED, "refused", more, "`ringfence plan` names them", revision)
+
+
+def _uncounted(name: EventName, outcome: str, count: int, message: str, revision: str | None) -> Event:
+    return Event(
+        name=name,
+        actor=UNSIGNED,
+        object="*",
+        outcome=outcome,
+        message=f"{_more(count)}: {message}",
+        revision=revision,
+        detail={"count": count},
+    )
+
+
+def _more(count: int) -> str:
+    return f"{count} more"
 
 
 def _lapsed(lapsed: tuple[Lapsed, ...], revision: str | None, commit: str | None, now: datetime) -> Iterable[Event]:
@@ -218,9 +241,8 @@ def _held(
     commit: str | None,
 ) -> Iterable[Event]:
     """Give a row for each held change of a document whose held changes are not what they were, and for each release."""
-    for one in held:
-        if told.get(one.document) == digests[one.document]:
-            continue
+    news = [one for one in held if told.get(one.document) != digests[one.document]]
+    for one in news[:_MOST]:
         missing = [f"{step.document}#{step.field} {step.action} {step.value}" for step in one.steps if not step.grants]
         yield Event(
             name=EventName.CONFIG_HELD,
@@ -243,6 +265,8 @@ def _held(
                 "commit": commit,
             },
         )
+    if len(news) > _MOST:
+        yield _uncounted(EventName.CONFIG_HELD, "held", len(news) - _MOST, "`ringfence plan` names them", revision)
     for document in sorted(told.keys() - digests.keys()):
         yield Event(
             name=EventName.CONFIG_HELD,

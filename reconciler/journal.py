@@ -19,12 +19,12 @@ from reconciler.core.audit import (
     Event,
     EventName,
     Head,
-    canonical,
     chain,
     line_of,
     read_row,
     verify,
 )
+from reconciler.core.cut import canonical
 from reconciler.durable import write_all
 
 if TYPE_CHECKING:

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 import anyio
 import pytest
 
-from reconciler import config_pass
+from reconciler import config_pass, config_rows
 from reconciler import evaluate as evaluation
 from reconciler.config_pass import snapshot_of, trust_of
+from reconciler.core.audit import MOST_ROW, line_of
 from reconciler.core.reconcile import Outcome
 from reconciler.core.trust import NAMESPACE, TrustBroken
 from reconciler.evaluate import evaluate
@@ -654,3 +655,22 @@ def test_what_ends_while_a_long_list_of_rows_is_written_does_not_wait_for_its_en
     last = estate.config.last
     assert last is not None
     assert "agents/a19" in last.desired.documents
+
+
+def test_very_much_that_is_held_and_refused_is_counted_and_the_chain_holds(
+    estate: Estate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(config_rows, "_MOST", 5)
+    before = len(estate.rows("config.held")), len(estate.rows("reason.refused"))
+    many = [f"host{number}.example.com" for number in range(9000)]
+    estate.write(helper=agent(allow=["api.vendor.com", *many]))
+    estate.write(**{f"a{number}": agent(f"a{number}", limits="{pids: 10000}") for number in range(20)})
+    for number in range(20):
+        (estate.root / "policy" / "reasons" / f"x{number}.sig").write_text("none")
+    estate.run()
+    estate.run()
+    held, refused = estate.rows("config.held")[before[0] :], estate.rows("reason.refused")[before[1] :]
+    assert len(held) == len(refused) == 6
+    assert [row["object"] for row in (held[-1], refused[-1])] == ["*", "*"]
+    assert refused[-1]["message"] == "15 more: `ringfence plan` names them"
+    assert all(len(line_of(row)) < MOST_ROW for row in estate.rows())

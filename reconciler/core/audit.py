@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
+
+from reconciler.core.cut import canonical, cut, shortened
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
 
 Json: TypeAlias = object
 """Plain JSON: None, bool, int, float, str, lists, and mappings with string keys."""
@@ -97,32 +101,20 @@ _KEYS = frozenset(
 )
 
 
-def canonical(value: object) -> bytes:
-    """One byte string for each JSON value: keys sorted, no white space, ASCII, no NaN.
-
-    Raises:
-        TypeError: the value is not JSON.
-        ValueError: a number is not finite.
-    """
-    return json.dumps(
-        value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False, default=_plain
-    ).encode("ascii")
-
-
-def _plain(value: object) -> object:
-    if isinstance(value, Mapping):
-        return dict(value)
-    message = f"{type(value).__name__} is not JSON"
-    raise TypeError(message)
-
-
 def stamp(time: datetime) -> str:
     """Give a row's spelling of an aware time: UTC, microseconds, `Z`."""
     return time.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
+MOST_ROW = 64 * 1024
+"""Bytes of one row's line, about: what is larger is cut, and what is left names the whole (`cut`)."""
+_MOST_VALUE = 16 * 1024
+_MOST_WORDS = 1000
+_MOST_NAME = 300
+
+
 def chain(*, prev: str, seq: int, time: datetime, event: Event) -> dict[str, object]:
-    """Give `event` its place: row `seq`, after the row whose hash is `prev`. The row is plain JSON."""
+    """Give `event` its place: row `seq`, after the row whose hash is `prev`. The row is bounded plain JSON."""
     loose: dict[str, object] = {
         "seq": seq,
         "time": stamp(time),
@@ -140,6 +132,11 @@ def chain(*, prev: str, seq: int, time: datetime, event: Event) -> dict[str, obj
         "detail": event.detail,
         "prev": prev,
     }
+    if len(canonical(loose)) > MOST_ROW:
+        for field in ("before", "after", "detail"):
+            loose[field] = cut(loose[field], _MOST_VALUE)
+        for field, most in (("message", _MOST_WORDS), ("actor", _MOST_NAME), ("object", _MOST_NAME)):
+            loose[field] = shortened(str(loose[field]), most)
     # Through JSON once, so that what is hashed is what a reader will get back (keys that are numbers become strings).
     row: dict[str, object] = json.loads(canonical(loose))
     row["hash"] = _digest(row)

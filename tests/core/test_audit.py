@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+from dataclasses import replace
 from datetime import UTC, datetime
 from types import MappingProxyType
 
@@ -12,17 +14,18 @@ from jsonschema import Draft202012Validator
 
 from reconciler.core.audit import (
     GENESIS,
+    MOST_ROW,
     Broken,
     Event,
     EventName,
     Head,
     Verified,
-    canonical,
     chain,
     line_of,
     read_row,
     verify,
 )
+from reconciler.core.cut import canonical, cut
 from reconciler.core.schema import load_schema
 
 NOON = datetime(2026, 1, 31, 12, 0, tzinfo=UTC)
@@ -177,3 +180,61 @@ def test_a_number_that_is_not_finite_is_no_json(value: float) -> None:
 def test_keys_that_are_numbers_survive_the_way_through_json() -> None:
     numbered = Event(name=EventName.PROBE, actor="a", object="o", outcome="x", detail={"m": {9: "a", 10: "b"}})
     assert isinstance(verify(chained(numbered), None), Verified)
+
+
+LARGE: dict[str, object] = {
+    "a list of entries": [f"host{number}.example.com" for number in range(10_000)],
+    "a document with two long lists": {"name": "helper", "allow": ["a.com"] * 9000, "deny": ["b.com"] * 9000},
+    "a map with very many keys": {f"key{number}": number for number in range(10_000)},
+    "a map with very long keys": {f"{'k' * 5000}{number}": number for number in range(50)},
+    "a long text": "\u2028" * 100_000,
+    "characters beyond the first plane": "\U0001f600" * 50_000,
+    "maps in maps": {"a": {"b": {"c": ["x" * 100] * 2000}}},
+}
+
+
+@pytest.mark.parametrize("value", LARGE.values(), ids=LARGE)
+@pytest.mark.parametrize("field", ["before", "after", "detail"])
+def test_a_row_is_bounded_and_its_digest_is_that_of_the_whole(field: str, value: object) -> None:
+    whole = {"fact": value} if field == "detail" else value
+    lines = chained(event(1), replace(event(2), **{field: whole}), event(3))  # type: ignore[arg-type]  # any field
+    assert isinstance(verify(lines, None), Verified)
+    assert all(len(line) < MOST_ROW for line in lines)
+    row = read_row(lines[1])
+    assert isinstance(row, dict)
+    Draft202012Validator(load_schema("audit").root).validate(row)
+    told = row[field]
+    assert isinstance(told, dict)
+    assert told["cut"] is True
+    assert told["sha256"] == hashlib.sha256(canonical(whole)).hexdigest()
+    assert told["count"] == len(whole)  # type: ignore[arg-type]  # all of them have a length
+
+
+def test_of_a_long_list_the_first_items_are_told() -> None:
+    entries = [f"host{number}.example.com" for number in range(10_000)]
+    row = chain(prev=GENESIS.hash, seq=1, time=NOON, event=replace(event(1), after={"allow": entries, "name": "a"}))
+    after = row["after"]
+    assert isinstance(after, dict)
+    assert after["first"]["name"] == "a"
+    first = after["first"]["allow"]["first"]
+    assert len(first) > 100
+    assert first == entries[: len(first)]
+    assert after["first"]["allow"]["count"] == 10_000
+
+
+def test_words_of_a_row_are_bounded_too() -> None:
+    long = replace(event(1), message="m" * 100_000, object="o" * 100_000, actor=",".join(["a" * 100] * 1000))
+    (line,) = chained(long)
+    assert len(line) < 4096
+    assert hashlib.sha256(b"m" * 100_000).hexdigest().encode() in line
+
+
+def test_what_is_small_enough_is_told_whole() -> None:
+    row = chain(prev=GENESIS.hash, seq=1, time=NOON, event=replace(event(1), after=["a.com"] * 5000))
+    assert row["after"] == ["a.com"] * 5000
+
+
+@given(st.builds(lambda value, most: (value, cut(value, most)), json_values, st.integers(0, 300)))
+def test_what_is_cut_is_never_much_more_than_asked_for(pair: tuple[object, object]) -> None:
+    value, found = pair
+    assert found == value or len(canonical(found)) <= 300 + 250
