@@ -182,7 +182,7 @@ class Process:
         # what was closed just now is still to be told
         await asyncio.sleep(0)
         self._decisions.flush()
-        self._line({"kind": "stopped", "code": stopped})
+        self._line({"kind": "stopped", "code": stopped, "seq": self._decisions.last})
 
     def _caught(self, _: asyncio.AbstractEventLoop, context: Mapping[str, object]) -> None:
         """Take what the loop caught. The connection that it happened on is closed by the loop."""

@@ -127,6 +127,11 @@ class Decisions:
         """Say whether there is no room for the evidence of another allow."""
         return self._sink.crowded
 
+    @property
+    def last(self) -> int:
+        """The number of the last decision, written or lost; 0 before the first."""
+        return self._seq
+
     def allow(self, target: Target, *, method: str, address: str) -> None:
         """Write an allow."""
         self._write(_Told(Verdict.ALLOW, Code.ALLOWED, None, method, target.host, target.port, ""), address)

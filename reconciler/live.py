@@ -5,31 +5,24 @@ Does not decide, start or stop anything.
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
-import errno
 import os
-import shutil
-import struct
 from collections import Counter
-from typing import TYPE_CHECKING, BinaryIO, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import anyio
 
 from proxy.record import Verdict
 from reconciler.core.audit import Event, EventName
 from reconciler.core.result import Decisions, Output
+from reconciler.live_files import DECISIONS, OUTPUT, make, open_to, punch
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from pathlib import Path
 
     from proxy.record import Record
     from reconciler.backends.base import Stream
     from reconciler.submitter import Submitter
 
-OUTPUT = "output.log"
-DECISIONS = "decisions.jsonl"
 KEPT_DECISIONS = 10_000
 """Of one run, lines of decisions.jsonl and audit rows: of denials, of allows, and of targets that were allowed first.
 
@@ -41,7 +34,6 @@ _LIVE_WINDOW = 1024 * 1024
 """Bytes of output beyond the agent's own limit that a follower may lag behind."""
 _TAIL = 16 * 1024
 """Bytes of output that result.json repeats."""
-_PUNCH = 0x01 | 0x02  # FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE
 _BATCH = 500
 _CONTINUATION = range(0x80, 0xC0)
 """Bytes that go on a character of UTF-8 (RFC 3629)."""
@@ -84,6 +76,9 @@ class Live:
         self._verdicts: Counter[Verdict] = Counter()
         self._beyond: Counter[tuple[Verdict, str]] = Counter()
         self._kept: Counter[Verdict] = Counter()
+        self._said: int | None = None
+        self.cut = False
+        """Whether the proxy ended without saying which decision was its last."""
         self._missing = self._last = self._gaps = self._uncounted = 0
         self._targets: set[tuple[str, int | None]] = set()
         self._pending: list[Event] = []
@@ -91,10 +86,10 @@ class Live:
         self._news = anyio.Event()
         self._rows: list[tuple[int, int]] = []
         directory.mkdir(mode=0o700)
-        self._output = _open(directory / OUTPUT)
-        self._decisions = _open(directory / DECISIONS)
+        self._output = make(directory / OUTPUT)
+        self._decisions = make(directory / DECISIONS)
         if submitter.uid != os.geteuid():
-            os.setxattr(directory, "system.posix_acl_access", _readable_by(submitter.uid))
+            open_to(directory, submitter.uid)
 
     def files(self) -> dict[str, tuple[int, int]]:
         """Give device and inode of each live file, by name."""
@@ -120,7 +115,7 @@ class Live:
         try:
             os.write(self._output, data)
             keep = self._written - self._limit - _LIVE_WINDOW
-            if keep - self._punched > _LIVE_WINDOW and _punch(self._output, self._punched, keep):
+            if keep - self._punched > _LIVE_WINDOW and punch(self._output, self._punched, keep):
                 self._punched = keep
         except OSError:
             pass  # the tail is in memory: followers lose, the result does not
@@ -149,6 +144,21 @@ class Live:
             self._pending.append(self._row(record))
         self._news.set()
 
+    def decisions_end(self, last: int | None) -> None:
+        """Keep how many there were."""
+        self._said = last
+
+    def _end(self) -> None:
+        """Leave a row where decisions are known to be missing at the end, or nobody knows whether they are."""
+        if self._said is None:
+            self.cut = True
+            message = (
+                f"the proxy did not say which decision was its last: what it decided after {self._last} is unknown"
+            )
+            self._pending.append(self._gap_row("decisions_cut", message))
+        elif self._said > self._last:
+            self._gap(self._last + 1, self._said)
+
     def _row(self, record: Record) -> Event:
         allowed = record.verdict is Verdict.ALLOW
         return Event(
@@ -176,15 +186,16 @@ class Live:
         if self._gaps > KEPT_GAPS:
             self._uncounted += last - first + 1
             return
-        self._pending.append(self._gap_row(f"decisions {first} to {last} of the proxy did not arrive"))
+        message = f"decisions {first} to {last} of the proxy did not arrive"
+        self._pending.append(self._gap_row("decisions_missing", message))
 
-    def _gap_row(self, message: str) -> Event:
+    def _gap_row(self, code: str, message: str) -> Event:
         return Event(
             name=EventName.FAIL,
             actor="ringfenced",
             object=f"agents/{self._agent}",
             outcome="gap",
-            code="decisions_missing",
+            code=code,
             message=message,
             revision=self._revision,
             run=self._run,
@@ -208,9 +219,11 @@ class Live:
             JournalFailed: they cannot be written.
         """
         if final and not self._summed:
+            self._end()
             self._pending.extend(self._counted())
             if self._uncounted:
-                self._pending.append(self._gap_row(f"{self._uncounted} more decisions did not arrive"))
+                message = f"{self._uncounted} more decisions did not arrive"
+                self._pending.append(self._gap_row("decisions_missing", message))
             self._summed = True
         # Once a batch is on its way its numbers must be kept, whoever gives up waiting.
         with anyio.CancelScope(shield=True):
@@ -249,6 +262,7 @@ class Live:
             denied=self._verdicts[Verdict.DENY],
             coalesced=sum(self._beyond.values()),
             missing=self._missing,
+            cut=self.cut,
             rows=tuple(self._rows),
         )
 
@@ -279,58 +293,3 @@ def output_of(tail: bytes, written: int) -> Output:
         start = next((at for at, byte in enumerate(shown[:4]) if byte not in _CONTINUATION), 0)
         shown = shown[start:]
     return Output(bytes=written, truncated=len(tail) < written, tail=shown.decode("utf-8", "backslashreplace"))
-
-
-def recovered(directory: Path, files: Mapping[str, tuple[int, int]], limit: int) -> tuple[bytes, int, bytes]:
-    """Read what the live files of an earlier daemon's run hold: last bytes of output, bytes in all, decision lines.
-
-    `files` are device and inode of each: only the files that the daemon made are read, whatever has their names now.
-    """
-    tail, written, lines = b"", 0, b""
-    with contextlib.suppress(OSError), _reopen(directory, OUTPUT, files) as file:
-        written = file.seek(0, os.SEEK_END)
-        file.seek(max(0, written - limit))
-        tail = file.read(limit)
-    with contextlib.suppress(OSError), _reopen(directory, DECISIONS, files) as file:
-        lines = file.read()
-    return tail, written, lines[: lines.rfind(b"\n") + 1]
-
-
-def _reopen(directory: Path, name: str, files: Mapping[str, tuple[int, int]]) -> BinaryIO:
-    """Open one live file again.
-
-    Raises:
-        OSError: it is gone, or something else has its name.
-    """
-    descriptor = os.open(directory / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    facts = os.fstat(descriptor)
-    if files.get(name) != (facts.st_dev, facts.st_ino):
-        os.close(descriptor)
-        raise FileNotFoundError(errno.ENOENT, "not the file that was made", name)
-    return os.fdopen(descriptor, "rb")
-
-
-def forget(directory: Path) -> None:
-    """Remove the live files of a run."""
-    shutil.rmtree(directory, ignore_errors=True)
-
-
-def _open(path: Path) -> int:
-    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    descriptor = os.open(path, flags, 0o600)
-    os.fchmod(descriptor, 0o444)
-    return descriptor
-
-
-def _readable_by(uid: int) -> bytes:
-    """Give an access list in the kernel's form (linux/posix_acl_xattr.h): rwx for the owner, r-x for one user."""
-    nobody = 0xFFFFFFFF  # what entries without a user of their own have as its id
-    entries = ((0x01, 7, nobody), (0x02, 5, uid), (0x04, 0, nobody), (0x10, 5, nobody), (0x20, 0, nobody))
-    return struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *entry) for entry in entries)
-
-
-def _punch(descriptor: int, start: int, end: int) -> bool:
-    """Give the disk back what a file holds between two offsets; its size and other bytes stay (fallocate(2))."""
-    library = ctypes.CDLL(None, use_errno=True)
-    offset, length = ctypes.c_longlong(start), ctypes.c_longlong(end - start)
-    return bool(library.fallocate(descriptor, _PUNCH, offset, length) == 0)

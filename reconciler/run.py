@@ -18,7 +18,8 @@ from reconciler.core.job import RefusalCode, Refused, State
 from reconciler.core.result import MESSAGES, BackendUsed, Output, Refusal, Result, ResultCode, Times
 from reconciler.isolation import LastIsolations, told
 from reconciler.journal import JournalFailed
-from reconciler.live import Live, forget
+from reconciler.live import Live
+from reconciler.live_files import forget
 from reconciler.prepare import LAUNCH_BUDGET, ProxySettings, door_of, expiry, launch_of, read_secrets, resolvers_of
 from reconciler.trail import Trail
 

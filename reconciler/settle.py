@@ -11,10 +11,11 @@ from loguru import logger
 from proxy.record import Record, Verdict
 from reconciler.claim import Claim
 from reconciler.core.audit import Event, EventName
-from reconciler.core.job import RECOVERY, Recovery, RefusalCode, Refused
+from reconciler.core.job import RECOVERY, Recovery, RefusalCode, Refused, State
 from reconciler.core.result import MESSAGES, Decisions, Refusal, Result, ResultCode, Times
 from reconciler.journal import JournalFailed
-from reconciler.live import forget, output_of, recovered
+from reconciler.live import output_of
+from reconciler.live_files import forget, recovered
 from reconciler.trail import Trail
 
 if TYPE_CHECKING:
@@ -164,7 +165,7 @@ async def _interrupted(shell: Shell, claim: Claim, *, ended: Mapping[str, object
         message=message,
         times=Times(claimed=claim.claimed or shell.now(), reported=shell.now()),
         output=output_of(tail, written),
-        decisions=_counted(lines),
+        decisions=_counted(lines, cut=claim.state not in {State.CLAIMED, State.INTENT}),
         audit=trail.range(),
     ).to_json()
     result = {**blank, **known}
@@ -192,7 +193,7 @@ def _text(value: object) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def _counted(lines: bytes) -> Decisions:
+def _counted(lines: bytes, *, cut: bool) -> Decisions:
     allowed = denied = missing = last = 0
     for line in lines.splitlines():
         try:
@@ -207,4 +208,4 @@ def _counted(lines: bytes) -> Decisions:
             allowed += record.count
         else:
             denied += record.count
-    return Decisions(allowed=allowed, denied=denied, missing=missing)
+    return Decisions(allowed=allowed, denied=denied, missing=missing, cut=cut)

@@ -102,6 +102,12 @@ class Observer(Protocol):
     def decision(self, record: Record) -> None:
         """The sandbox's proxy decided."""
 
+    def decisions_end(self, last: int | None) -> None:
+        """No decision comes any more. `last` is the number of the last that the proxy made, None where it did not say.
+
+        Called when a proxy is gone, once; a proxy that is drained is gone before `drain` returns.
+        """
+
     def output(self, stream: Stream, data: bytes) -> None:
         """The command wrote."""
 

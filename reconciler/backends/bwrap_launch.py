@@ -114,7 +114,7 @@ async def _raise(
                 receive=received,
                 cgroup=place.beside,
                 tasks=tasks,
-                decided=observer.decision,
+                observer=observer,
             ),
         )
         made = bwrap_args.fence(

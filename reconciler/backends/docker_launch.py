@@ -177,7 +177,7 @@ class _Raising:
 
         if isinstance(unreachable := adapt(self.launch.proxy), NoResolver):
             return LaunchRefused(code="no_resolver", message=unreachable.message)
-        proxy = ProxyContainer(self.observer.decision, adapt)
+        proxy = ProxyContainer(self.observer, adapt)
         with contextlib.ExitStack() as opened:
             # The gate comes up beside the proxy, and is asked once that listens.
             unready, heard = await both(

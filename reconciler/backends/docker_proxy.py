@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator, Sequence
 
     from proxy.policy import ProxyPolicy
-    from proxy.record import Record
+    from reconciler.backends.base import Observer
     from reconciler.backends.docker_process import Streams
 
 _END_S = 5.0
@@ -62,10 +62,8 @@ def _is_loopback(address: str) -> bool:
 class ProxyContainer:
     """One live proxy. Its streams are attached by `bind` before it starts."""
 
-    def __init__(
-        self, decided: Callable[[Record], None], adapt: Callable[[ProxyPolicy], ProxyPolicy | NoResolver]
-    ) -> None:
-        self._lines = ProxyLines(decided)
+    def __init__(self, observer: Observer, adapt: Callable[[ProxyPolicy], ProxyPolicy | NoResolver]) -> None:
+        self._lines = ProxyLines(observer)
         self._adapt = adapt
         self._streams: Streams | None = None
         self._diagnostics = b""

@@ -119,7 +119,7 @@ class _Raising:
         proxy = ProxyPod(
             cluster,
             where,
-            self.observer.decision,
+            self.observer,
             adapt=self._adapt,
             allowed=lambda policy: self._allowed(owner, policy),
             policies=policies,

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from proxy.policy import ProxyPolicy
-    from proxy.record import Record
+    from reconciler.backends.base import Observer
     from reconciler.backends.k8s_client import Cluster
     from reconciler.backends.k8s_objects import Plain
     from reconciler.backends.k8s_place import Where
@@ -52,14 +52,14 @@ class ProxyPod:
         self,
         cluster: Cluster,
         where: Where,
-        decided: Callable[[Record], None],
+        observer: Observer,
         *,
         adapt: Callable[[ProxyPolicy], ProxyPolicy],
         allowed: Callable[[ProxyPolicy], Plain],
         policies: dict[Role, Plain],
     ) -> None:
         self._cluster, self._where = cluster, where
-        self._lines = ProxyLines(decided)
+        self._lines = ProxyLines(observer)
         self._adapt, self._allowed, self._policies = adapt, allowed, policies
         self._unusable = False
         self._said = b""

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from proxy.policy import ProxyPolicy
+    from reconciler.backends.base import Observer
 
 ACKNOWLEDGE_S = 5.0
 """How long a live proxy may take to acknowledge a newer generation."""
@@ -22,8 +23,9 @@ LONGEST_LINE = 64 * 1024
 class ProxyLines:
     """One proxy's side of the conversation. Whoever reads its output gives each line to `take`."""
 
-    def __init__(self, decided: Callable[[Record], None]) -> None:
-        self._decided = decided
+    def __init__(self, observer: Observer) -> None:
+        self._observer = observer
+        self._last: int | None = None
         self._news = anyio.Event()
         self._accepted = -1
         self._refused: str | None = None
@@ -51,7 +53,7 @@ class ProxyLines:
                 record = Record.parse(said)
                 if record is None:
                     return False
-                self._decided(record)
+                self._observer.decision(record)
             case {"kind": "ready", "generation": int(generation)}:
                 self._accepted = generation
                 self.ready = True
@@ -62,8 +64,8 @@ class ProxyLines:
                 self._refused = str(said.get("message"))
             case {"kind": "canary", "peer": str(peer)}:
                 self.canary_arrivals.append(peer)
-            case {"kind": "stopped"}:
-                pass
+            case {"kind": "stopped", "seq": int(last)}:
+                self._last = last
             case _:
                 return False
         self._wake()
@@ -71,6 +73,8 @@ class ProxyLines:
 
     def end(self) -> None:
         """Note that nothing more will come."""
+        if not self.ended.is_set():
+            self._observer.decisions_end(self._last)
         self.ended.set()
         self._wake()
 

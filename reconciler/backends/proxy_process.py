@@ -21,12 +21,12 @@ from reconciler.backends.proxy_lines import LONGEST_LINE, ProxyLines
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator
 
     from anyio.abc import TaskGroup
 
     from proxy.policy import ProxyPolicy
-    from proxy.record import Record
+    from reconciler.backends.base import Observer
     from reconciler.backends.cgroup import Cgroup
 
 _END_S = 5.0
@@ -48,14 +48,14 @@ class ProxyNotReady:
 class ProxyProcess:
     """One live proxy. Made by `start`; `end` is idempotent."""
 
-    def __init__(self, process: subprocess.Popen[bytes], decided: Callable[[Record], None]) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], observer: Observer) -> None:
         if process.stdin is None or process.stdout is None or process.stderr is None:
             raise ValueError("the proxy's three streams are pipes")
         self._process = process
         self._stdin = Descriptor(os.dup(process.stdin.fileno()))
         process.stdin.close()
         self._pidfd = Descriptor(os.pidfd_open(process.pid))
-        self._lines = ProxyLines(decided)
+        self._lines = ProxyLines(observer)
         self._diagnostics = b""
         self.ended = self._lines.ended
         """Set once the process is gone and its last line was read."""
@@ -141,7 +141,7 @@ async def start(
     receive: socket.socket,
     cgroup: Cgroup,
     tasks: TaskGroup,
-    decided: Callable[[Record], None],
+    observer: Observer,
 ) -> AsyncIterator[ProxyProcess]:
     """Start a proxy that gets its listener through `receive` (closed here); at the end of the context it is gone.
 
@@ -159,7 +159,7 @@ async def start(
             env={"LANG": "C.UTF-8", "PATH": "/usr/bin:/bin"},
             cwd="/",
         )
-    proxy = ProxyProcess(process, decided)
+    proxy = ProxyProcess(process, observer)
     tasks.start_soon(proxy.watch)
     try:
         cgroup.add(proxy.pid)

@@ -74,6 +74,9 @@ class Nobody:
     def decision(self, record: Record) -> None:
         """Tell nobody."""
 
+    def decisions_end(self, last: int | None) -> None:
+        """Tell nobody."""
+
     def output(self, stream: Stream, data: bytes) -> None:
         """Tell nobody."""
 

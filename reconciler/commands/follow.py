@@ -10,7 +10,7 @@ from typing import Any
 
 from reconciler.commands.status import read_status
 from reconciler.host import Host
-from reconciler.live import DECISIONS, OUTPUT
+from reconciler.live_files import DECISIONS, OUTPUT
 
 _INTERVAL = 0.05
 _PIECE = 256 * 1024

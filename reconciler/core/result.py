@@ -102,6 +102,7 @@ class Decisions:
     denied: int = 0
     coalesced: int = 0
     missing: int = 0
+    cut: bool = False
     rows: tuple[tuple[int, int], ...] = ()
 
 

@@ -96,8 +96,10 @@ def test_what_is_past_its_expiry_is_reaped_though_it_is_called_live(in_rig: Rig,
 
 
 def test_a_dead_proxy_stops_the_command(bubblewrap: Bubblewrap) -> None:
+    recorder = Recorder()
+
     async def main() -> Exit:
-        async with bubblewrap.launch(launch("sleep", "60"), Recorder()) as sandbox:
+        async with bubblewrap.launch(launch("sleep", "60"), recorder) as sandbox:
             live = built(sandbox)
             await live.start()
             assert isinstance(live, BwrapSandbox)
@@ -106,6 +108,7 @@ def test_a_dead_proxy_stops_the_command(bubblewrap: Bubblewrap) -> None:
                 return await live.wait()
 
     assert anyio.run(main) == Exit(code=ExitCode.PROXY_DIED, status=None)
+    assert recorder.ends == [None]
 
 
 def test_a_proxy_that_says_nonsense_loses_the_sandbox_its_door(

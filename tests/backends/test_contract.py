@@ -311,6 +311,7 @@ for _ in range(2):
     assert {(record.verdict, record.code, record.host) for record in recorder.decisions} == {
         (Verdict.DENY, "not_listed", "not-listed.example.org")
     }
+    assert recorder.ends == [recorder.decisions[-1].seq]
 
 
 def test_a_live_proxy_takes_a_newer_generation_and_refuses_an_older(backend: Backend) -> None:

@@ -39,6 +39,7 @@ class Recorder:
     undone: list[str] = field(default_factory=list)
     tails: dict[Stream, bytes] = field(default_factory=lambda: dict.fromkeys(Stream, b""))
     sizes: Counter[Stream] = field(default_factory=Counter)
+    ends: list[int | None] = field(default_factory=list)
     wrote: anyio.Event = field(default_factory=anyio.Event)
 
     def step(self, name: str) -> None:
@@ -48,6 +49,10 @@ class Recorder:
     def decision(self, record: Record) -> None:
         """Remember."""
         self.decisions.append(record)
+
+    def decisions_end(self, last: int | None) -> None:
+        """Remember."""
+        self.ends.append(last)
 
     def output(self, stream: Stream, data: bytes) -> None:
         """Remember the end."""

@@ -81,6 +81,10 @@ class Watching:
         """Pass it on."""
         self._observer.decision(record)
 
+    def decisions_end(self, last: int | None) -> None:
+        """Pass it on."""
+        self._observer.decisions_end(last)
+
     def output(self, stream: Stream, data: bytes) -> None:
         """Pass it on."""
         self._observer.output(stream, data)

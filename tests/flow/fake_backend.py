@@ -161,6 +161,7 @@ class FakeSandbox:
         self._stopped: ExitCode | None = None
         self._seq = 0
         self._late: list[Record] = []
+        self._mute = False
 
     @property
     def report(self) -> GateReport:
@@ -217,6 +218,8 @@ class FakeSandbox:
                 self._observer.decision(self._decide(rest))
             case "late":
                 self._late.append(self._decide(rest))
+            case "mute":
+                self._mute = True
             case "lose":
                 self._seq += int(rest)
             case "sleep":
@@ -274,3 +277,5 @@ class FakeSandbox:
         for record in self._late:
             self._observer.decision(record)
         self._late.clear()
+        if not self._mute:
+            self._observer.decisions_end(self._seq)

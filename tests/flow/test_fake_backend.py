@@ -24,6 +24,7 @@ class Seen:
     def __init__(self) -> None:
         self.steps: list[str] = []
         self.decisions: list[Record] = []
+        self.ends: list[int | None] = []
         self.written = b""
 
     def step(self, name: str) -> None:
@@ -31,6 +32,9 @@ class Seen:
 
     def decision(self, record: Record) -> None:
         self.decisions.append(record)
+
+    def decisions_end(self, last: int | None) -> None:
+        self.ends.append(last)
 
     def output(self, stream: Stream, data: bytes) -> None:
         del stream

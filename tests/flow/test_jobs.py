@@ -165,6 +165,28 @@ def test_decisions_that_never_arrived_are_a_row(house: House) -> None:
     assert (row["code"], row["message"]) == ("decisions_missing", "decisions 2 to 4 of the proxy did not arrive")
 
 
+def test_decisions_that_are_missing_at_the_end_are_a_row(house: House) -> None:
+    result = one(house, job("connect evil.com:443", "lose 2"), in_force())
+    assert (result["decisions"]["missing"], result["decisions"]["cut"]) == (2, False)
+    (row,) = house.rows("fail")
+    assert (row["code"], row["message"]) == ("decisions_missing", "decisions 2 to 3 of the proxy did not arrive")
+
+
+def test_a_proxy_that_does_not_say_how_many_it_decided_leaves_a_row(house: House) -> None:
+    result = one(house, job("connect evil.com:443", "mute"), in_force())
+    assert result["decisions"]["cut"] is True
+    (row,) = house.rows("fail")
+    assert row["code"] == "decisions_cut"
+    assert row["run"] == result["run"]
+    assert "after 1 is unknown" in row["message"]
+
+
+def test_a_run_that_made_no_decision_is_whole(house: House) -> None:
+    result = one(house, job("exit 0"), in_force())
+    assert (result["decisions"]["missing"], result["decisions"]["cut"]) == (0, False)
+    assert house.rows("fail") == []
+
+
 def test_decisions_beyond_the_bound_are_counted(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live, "KEPT_DECISIONS", 5)
     result = one(house, job(*["connect evil.com:443"] * 20), in_force())

@@ -53,7 +53,7 @@ def test_a_file_that_goes_away_changes_nothing_and_a_signal_ends_it(tmp_path: Pa
         time.sleep(0.3)
         assert running.ask(port, PROOF).startswith(b"HTTP/1.1 200")
         running.process.send_signal(signal.SIGTERM)
-        assert running.line() == {"kind": "stopped", "code": "sigterm"}
+        assert running.line() == {"kind": "stopped", "code": "sigterm", "seq": 0}
         assert running.process.wait(8) == 0
 
 

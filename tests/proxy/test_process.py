@@ -104,7 +104,7 @@ def test_the_first_line_says_where_it_listens_and_the_last_why_it_ended() -> Non
         running.write(policy(generation=7))
         ready = running.line()
         assert ready == {"kind": "ready", "listen": ready["listen"], "generation": 7, "pid": running.process.pid}
-        assert running.end() == [{"kind": "stopped", "code": "eof"}]
+        assert running.end() == [{"kind": "stopped", "code": "eof", "seq": 0}]
         assert running.process.returncode == 0
         assert words(running) == ""
 
@@ -187,7 +187,7 @@ def test_past_its_expiry_it_closes_everything_and_ends() -> None:
         running.write(policy(expires_at=time.time() + 1.2))
         port = running.port()
         with socket.create_connection(("127.0.0.1", port), timeout=5) as idle:
-            assert running.line() == {"kind": "stopped", "code": "expired"}
+            assert running.line() == {"kind": "stopped", "code": "expired", "seq": 0}
             assert running.process.wait(8) == 0
             with pytest.raises(ConnectionResetError):
                 idle.recv(1)
@@ -204,7 +204,7 @@ def test_a_signal_ends_it_after_what_was_decided_is_told(number: signal.Signals)
         assert running.process.wait(8) == 0
         lines = [json.loads(line) for line in running.stdout]
         assert sum(line["count"] for line in lines if line["kind"] == "decision") == 5
-        assert lines[-1] == {"kind": "stopped", "code": "sigterm"}
+        assert lines[-1] == {"kind": "stopped", "code": "sigterm", "seq": lines[-2]["seq"]}
 
 
 def test_identical_denials_are_told_once_at_once_and_then_as_a_count() -> None:
