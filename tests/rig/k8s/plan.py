@@ -225,7 +225,6 @@ disabled_plugins = ["io.containerd.internal.v1.opt"]
                 "nodefs.inodesFree": "1%",
             },
             "imageGCHighThresholdPercent": 100,
-            "localStorageCapacityIsolation": False,
             "oomScoreAdj": 0,
             "maxOpenFiles": 20000,
         }
