@@ -1,4 +1,4 @@
-"""Owns the Kubernetes rig's command line: build, up, kubectl, down. README.md beside this file says how to use it."""
+"""Owns the command line of the Kubernetes rig: build, up, table, kubectl, down. README.md beside this file says how."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.rig import Rig
 from tests.rig import sweep as sweep_rigs
 from tests.rig.docker import agent_image_tar, proxy_image_tar
 from tests.rig.docker.cache import build
-from tests.rig.k8s import Cluster, Netpol, cache
+from tests.rig.k8s import Cluster, Netpol, cache, reach
 from tests.rig.machine import sweep
 from tests.rig.network import NETNS, program
 
@@ -59,6 +59,18 @@ def _up(arguments: argparse.Namespace) -> int:
                 return 0
 
 
+def _table(arguments: argparse.Namespace) -> int:
+    seen: dict[str, reach.Reach] = {}
+    for netpol in (Netpol.KUBE_ROUTER, Netpol.KNP):
+        with tempfile.TemporaryDirectory() as place, Rig() as rig, Cluster(rig, netpol=netpol) as cluster:
+            image = cluster.load(agent_image_tar(Path(place) / "agent.tar"))
+            for runtime in (None, "gvisor"):
+                name = f"{netpol}, {runtime or 'runc'}"
+                seen[name] = reach.measure(cluster, image, runtime=runtime, pods=arguments.pods)
+    sys.stdout.write(reach.table(seen) + "\n")
+    return 0
+
+
 def _kubectl(words: list[str]) -> int:
     """Run kubectl of the only cluster that is up."""
     found = sorted(Path(tempfile.gettempdir()).glob("rfrig-*/k8s/kubeconfig"))
@@ -79,6 +91,8 @@ def main() -> int:
     up.add_argument("--netpol", choices=list(Netpol), default=Netpol.KUBE_ROUTER)
     up.add_argument("--no-ipv6", action="store_true", help="pods have no link-local addresses")
     up.add_argument("--no-gvisor", action="store_true", help="there is no RuntimeClass")
+    table = commands.add_parser("table", help="measure what a fenced pod reaches, as Markdown")
+    table.add_argument("--pods", type=int, default=20, help="how many for each enforcer and runtime")
     kubectl = commands.add_parser("kubectl", help="kubectl of the only cluster that is up", add_help=False)
     kubectl.add_argument("words", nargs=argparse.REMAINDER)
     commands.add_parser("down", help="remove what clusters and rigs of dead processes left, and print their names")
@@ -93,6 +107,9 @@ def main() -> int:
         case "up":
             build(*cache.everything())
             return _up(arguments)
+        case "table":
+            build(*cache.everything())
+            return _table(arguments)
         case "kubectl":
             return _kubectl(arguments.words)
         case _:

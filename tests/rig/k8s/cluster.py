@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from tests.rig.docker import agent_image_tar, images
 from tests.rig.docker import cache as docker_cache
-from tests.rig.k8s import cache, keys, standing
+from tests.rig.k8s import cache, keys, objects
 from tests.rig.k8s.plan import NODE, NODE_ADDRESS, PAUSE, QUEUE, Netpol, Plan
 from tests.rig.machine import Machine
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from tests.rig.rig import Rig
 
 _START_S: Final = 90.0
+_JSON: Final = {"Content-Type": "application/json"}
 _SYSCTLS: Final = {
     "net.ipv4.ip_forward": 1,
     # Without it policies are not asked about what one pod of a node sends to another.
@@ -141,7 +142,7 @@ class Cluster:
         for namespace in ("default", "kube-system"):
             account = f"/api/v1/namespaces/{namespace}/serviceaccounts/default"
             self._wait(f"{namespace} has a service account", lambda account=account: self._answers(account))  # type: ignore[misc]
-        self.apply(*standing.objects(agent, self._resolver, gvisor=self.gvisor))
+        self.apply(*objects.standing(agent, self._resolver, gvisor=self.gvisor))
         self._wait("the node is ready", lambda: _true(self.get(f"/api/v1/nodes/{NODE}"), "Ready"))
         dns = "/api/v1/namespaces/kube-system/pods/dns"
         self._wait("the cluster's DNS is up", lambda: _true(self.get(dns), "Ready"))
@@ -208,21 +209,25 @@ class Cluster:
 
     def get(self, path: str) -> Any:
         """Ask the API server as the administrator (`/api/v1/pods`); returns JSON; raises OSError, RuntimeError."""
+        return self.call("GET", path)
+
+    def call(self, method: str, path: str, body: Mapping[str, object] | None = None) -> Any:
+        """Have the API server do something, without the price of a kubectl; raises OSError, RuntimeError."""
         if self._context is None:
             raise RuntimeError("the cluster is not up")
         connection = http.client.HTTPSConnection(NODE_ADDRESS, 6443, timeout=30, context=self._context)
         plain = self.rig.connect(NODE_ADDRESS, 6443)
         try:
             connection.sock = self._context.wrap_socket(plain, server_hostname=NODE_ADDRESS)
-            connection.request("GET", path)
+            connection.request(method, path, None if body is None else json.dumps(body), _JSON)
             response = connection.getresponse()
-            body = response.read()
+            answer = response.read()
         finally:
             connection.close()
             plain.close()
-        if response.status != http.client.OK:
-            raise RuntimeError(f"GET {path}: {response.status} {body.decode(errors='replace').strip()}")
-        return json.loads(body) if body.startswith(b"{") else body.decode()
+        if response.status not in {http.client.OK, http.client.CREATED, http.client.ACCEPTED}:
+            raise RuntimeError(f"{method} {path}: {response.status} {answer.decode(errors='replace').strip()}")
+        return json.loads(answer) if answer.startswith(b"{") else answer.decode()
 
     def kubeconfig_of(self, namespace: str, account: str) -> Path:
         """Write a kubeconfig with a service account's token (an hour), for a program that has that account's rights."""

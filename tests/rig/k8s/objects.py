@@ -1,17 +1,41 @@
-"""Owns the objects that every cluster of the rig starts with, as plain data: DNS, RuntimeClass; creates none."""
+"""Owns objects of the API as plain data: what every cluster of the rig starts with, pods of tests; creates none."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from tests.rig.k8s.plan import DNS_SERVICE
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
 
 _LABELS: Final = {"k8s-app": "kube-dns"}
 """What policies select a cluster's DNS by."""
 
 
-def objects(image: str, resolver: str, *, gvisor: bool) -> list[dict[str, object]]:
+def pod(
+    name: str,
+    image: str,
+    command: Sequence[str],
+    *,
+    labels: Mapping[str, str] | None = None,
+    runtime: str | None = None,
+) -> dict[str, object]:
+    """Return a pod of `default` that runs a command once; `image`: a reference by digest, `runtime`: a RuntimeClass."""
+    container = {"name": "c", "image": image, "imagePullPolicy": "Never", "command": list(command)}
+    spec: dict[str, object] = {
+        "restartPolicy": "Never",
+        "automountServiceAccountToken": False,
+        "terminationGracePeriodSeconds": 0,
+        "containers": [container],
+    }
+    if runtime is not None:
+        spec["runtimeClassName"] = runtime
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": labels or {}}, "spec": spec}
+
+
+def standing(image: str, resolver: str, *, gvisor: bool) -> list[dict[str, object]]:
     """Return them; `image`: one with Python, by digest; `resolver`: the address that the DNS pod forwards to."""
     source = (Path(__file__).parent / "dns.py").read_text()
     container = {
