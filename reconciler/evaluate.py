@@ -20,6 +20,7 @@ from reconciler.core.statement import Terms
 from reconciler.core.trust import Trust, TrustBroken
 from reconciler.core.validate import Desired, desired, document_of
 from reconciler.snapshot import NotSettled, Snapshot
+from reconciler.standing import Standing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -149,27 +150,31 @@ def _evaluated(
             verifier=verifier,
             previous=None if previous is None else previous.admissions,
         )
-    revoked = trust.revoked_ids | {one.id for one in state.admissions if one.key in trust.revoked_keys}
+    standing, memory = Standing.of(state.admissions, trust), state.memory
+    if not isinstance(snapshot, Snapshot):
+        # No statement was read: of those that are remembered counts what the trust files still bear out.
+        left = standing.left(memory.grants)
+        memory = memory if left is memory.grants else dataclasses.replace(memory, grants=left)
     outcome = reconcile(
         wanted,
-        state.memory,
+        memory,
         admissions.grants,
         now=now.timestamp(),
-        lapsed=revoked,
+        lapsed=trust.revoked_ids,
         previous=None if previous is None else previous.outcome,
     )
     if isinstance(snapshot, Snapshot):
         kept = tuple(one for admitted in admissions.admitted for one in admitted.admissions)
     else:
-        live = {grant.id for grant in outcome.memory.grants}
-        kept = tuple(one for one in state.admissions if one.id in live)
+        live = {(grant.id, one.key) for grant in outcome.memory.grants for one in grant.approvals}
+        kept = tuple(one for one in state.admissions if (one.id, one.key) in live)
     revision = snapshot.digest if isinstance(snapshot, Snapshot) else state.revision
     moved = outcome.tree != state.memory.in_force
     rows = rows_of(
         snapshot=snapshot,
         trust=trust,
         admissions=admissions,
-        lapsed=_lapsed(state.admissions, kept, admissions, revoked, settled=isinstance(snapshot, Snapshot)),
+        lapsed=_lapsed(standing, kept, admissions, settled=isinstance(snapshot, Snapshot)),
         outcome=outcome,
         state=state,
         now=now,
@@ -225,10 +230,9 @@ def _desired(snapshot: Snapshot, host: Host, previous: Desired | None) -> Desire
 
 
 def _lapsed(
-    before: tuple[Admission, ...],
+    standing: Standing,
     kept: tuple[Admission, ...],
     admissions: Admissions,
-    revoked: frozenset[str],
     *,
     settled: bool,
 ) -> tuple[Lapsed, ...]:
@@ -236,16 +240,14 @@ def _lapsed(
     live = {(one.sha256, one.key) for one in kept}
     refused = {one.sha256: one for one in admissions.refused}
     found = []
-    for one in before:
+    for one in standing.found:
         if (one.sha256, one.key) in live:
             continue
-        refusal = refused.get(one.sha256)
+        refusal = standing.ended(one) or refused.get(one.sha256)
         if refusal is not None:
             found.append(Lapsed(one, refusal.code, refusal.message))
         elif settled:
             found.append(Lapsed(one, "removed", "is not in the policy directory any more, or its signature is not"))
-        elif one.id in revoked:
-            found.append(Lapsed(one, "revoked", "is revoked, by its id or its key"))
         else:
             found.append(Lapsed(one, "expired", "has expired"))
     return tuple(found)

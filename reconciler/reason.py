@@ -69,12 +69,16 @@ def choose_signer(signature: Signature, trust: Trust, *, at: datetime) -> Signer
 
     `ssh-keygen -Y find-principals` is not asked: it ignores namespaces and windows, and verifies nothing.
     """
-    key = signature.key.fingerprint
     if signature.namespace != NAMESPACE:
         return ReasonRefused("wrong_namespace", f"is signed for {signature.namespace[:60]!r}: sign with -n {NAMESPACE}")
+    signer = next((one for one in trust.signers if one.key == signature.key), None)
+    return permitted(signature.key.fingerprint, signer, trust, at=at)
+
+
+def permitted(key: str, signer: Signer | None, trust: Trust, *, at: datetime) -> Signer | ReasonRefused:
+    """Check that the key of this fingerprint may sign at `at`; `signer` is its one line of allowed_signers, if any."""
     if key in trust.revoked_keys:
         return ReasonRefused("key_revoked", f"is signed with the revoked key {key}: another signer has to sign")
-    signer = next((one for one in trust.signers if one.key == signature.key), None)
     if signer is None:
         return ReasonRefused(
             "unknown_key", f"is signed with key {key}, which is no signer's: add its line to allowed_signers"

@@ -345,7 +345,7 @@ def test_while_the_directory_is_missing_reasons_still_expire_and_are_revoked(est
     assert estate.allows() == []
     assert [(row["object"], row["code"]) for row in estate.rows("reason.lapsed")] == [
         ("CHG-2.1", "expired"),
-        ("CHG-1.1", "revoked"),
+        ("CHG-1.1", "key_revoked"),
     ]
 
 
