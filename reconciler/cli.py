@@ -40,10 +40,11 @@ def application() -> typer.Typer:
     reasons.command("verify")(reason.verify)
     app.add_typer(reasons, name="reason")
 
-    fence = typer.Typer(help="Print, load and check the host guard of the docker backend.", no_args_is_help=True)
+    fence = typer.Typer(help="Print, load and check the host guard; keep a cluster's node guard.", no_args_is_help=True)
     fence.command("print")(guard.show)
     fence.command("load")(guard.load)
     fence.command("check")(guard.check)
+    fence.command("pods")(guard.pods)
     app.add_typer(fence, name="guard")
 
     log = typer.Typer(help="Read and verify the audit log.", no_args_is_help=True)

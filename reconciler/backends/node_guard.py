@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 
 from pyroute2 import IPRoute, NetlinkError
 
-from reconciler.backends import guard, pod_guard
+from reconciler.backends import guard, nft_table, pod_guard
 from reconciler.backends.guard import GuardFailed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from reconciler.backends.pod_guard import Fenced
 
@@ -64,24 +64,30 @@ def take(pods: Iterable[Fenced], *, name: str = pod_guard.DAEMON) -> GuardFailed
     return guard.change(pod_guard.take(pod_guard.held(name, pods)))
 
 
-def only(pods: Iterable[Fenced], *, seconds: int, name: str) -> GuardFailed | None:
-    """Fence exactly these pods in; what is not theirs is taken out after that, so that none is open in between."""
-    pods = tuple(pods)
-    if (failed := ensure(name) or put(pods, seconds=seconds, name=name)) is not None:
+def only(pods: Sequence[Fenced], *, seconds: int, name: str) -> GuardFailed | None:
+    """Fence exactly these pods in; what is not theirs is taken out after that, so that none is open in between.
+
+    Who is in already keeps the end that was given then.
+    """
+    wanted = pod_guard.held(name, pods)
+    if (failed := ensure(name)) is not None:
         return failed
     found = _listed(name)
     if isinstance(found, GuardFailed):
         return found
-    gone = pod_guard.take(pod_guard.stale(pod_guard.held(name, pods), found))
+    if pod_guard.missing(wanted, found) and (failed := put(pods, seconds=seconds, name=name)) is not None:
+        return failed
+    gone = pod_guard.take(pod_guard.stale(wanted, found))
     return guard.change(gone) if gone else None
 
 
 def missing(pods: Iterable[Fenced], *, name: str = pod_guard.DAEMON) -> tuple[str, ...]:
     """Name what is not as it must be for these pods to be fenced in: of the tables, then of what their sets hold."""
-    if (failed := guard.check(pod_guard.tables(name))) is not None:
-        return failed.lines
     found = _listed(name)
-    return found.lines if isinstance(found, GuardFailed) else pod_guard.missing(pod_guard.held(name, pods), found)
+    if isinstance(found, GuardFailed):
+        return found.lines
+    lines = [line for table in pod_guard.tables(name) for line in nft_table.differences(table, found[table.family])]
+    return tuple(lines) or pod_guard.missing(pod_guard.held(name, pods), found)
 
 
 def _listed(name: str) -> dict[str, object] | GuardFailed:

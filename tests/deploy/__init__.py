@@ -1,0 +1,1 @@
+"""Tests of what is deployed: the manifests as they are written, and as a cluster takes them."""

@@ -1,0 +1,73 @@
+"""Owns the daemon's image for a test's cluster: what its Containerfile describes, of this checkout."""
+
+from __future__ import annotations
+
+import re
+import sys
+from importlib import metadata
+from typing import TYPE_CHECKING, Final
+
+import pytest
+
+from tests.rig.docker import cache, images
+from tests.rig.rig import ROOT
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.rig.docker import Image
+
+NAME: Final = "registry.example.com/ringfenced:test"
+_PLACE: Final = "usr/lib/ringfence"
+_PYTHON: Final = (3, 11)
+"""Debian 12's, for which the compiled parts of what is installed here must be made."""
+
+
+def daemon_image_tar(archive: Path) -> Image:
+    """Write the image; its libraries are those of the running interpreter, which must be of Debian's version."""
+    if sys.version_info[:2] != _PYTHON:
+        pytest.skip(f"the image's libraries come from this interpreter, which must be Python {_PYTHON[0]}.{_PYTHON[1]}")
+    folder = cache.IMAGES / "daemon"
+    part = cache.rootfs("daemon", "amd64", folder / "packages")
+    cache.build(part)
+    files = {f"usr/bin/{name}": ((folder / name).read_bytes(), 0o755) for name in ("ringfence", "ringfenced")}
+    for package in ("reconciler", "proxy", "schema"):
+        for path in (ROOT / package).rglob("*"):
+            if path.suffix in {".py", ".json"}:
+                files[f"{_PLACE}/{path.relative_to(ROOT)}"] = (path.read_bytes(), 0o644)
+    for name in sorted({"ringfence", *_needed("ringfence")}):
+        for each in metadata.distribution(name).files or ():
+            inside = name != "ringfence" or ".dist-info" in str(each)
+            wanted = inside and ".." not in each.parts and each.suffix != ".pyc"
+            if wanted and (file := _file(str(each.locate()))) is not None:
+                files[f"{_PLACE}/{each}"] = (file, 0o644)
+    config = {"User": "0:0", "Entrypoint": ["/usr/bin/ringfenced"], "Env": ["PATH=/usr/sbin:/usr/bin"]}
+    layers = (part.path / "layer.tar", images.layer_of(files))
+    return images.write(archive, name=NAME, architecture="amd64", layers=layers, config=config)
+
+
+def _file(path: str) -> bytes | None:
+    try:
+        with open(path, "rb") as file:  # noqa: PTH123 - metadata's own kind of path
+            return file.read()
+    except (FileNotFoundError, IsADirectoryError):
+        return None
+
+
+def _needed(name: str) -> set[str]:
+    """Name every distribution that one needs here, extras left out."""
+    found: set[str] = set()
+    todo = [name]
+    while todo:
+        for line in metadata.requires(todo.pop()) or ():
+            wanted = re.match(r"[A-Za-z0-9._-]+", line)
+            if wanted is None or "extra ==" in line or wanted[0] in found:
+                continue
+            try:
+                metadata.distribution(wanted[0])
+            except metadata.PackageNotFoundError:
+                # For another platform or version of Python.
+                continue
+            found.add(wanted[0])
+            todo.append(wanted[0])
+    return found
