@@ -10,11 +10,10 @@ import anyio
 import pytest
 
 from proxy.entry import Entry, parse
-from reconciler.backends.base import LaunchRefused
 from reconciler.backends.k8s import K8s
-from reconciler.core.choose import Available
+from reconciler.core.choose import Available, Missing
 from reconciler.host import K8sSettings
-from tests.backends.world import Recorder, built, host, inside, launch, refused
+from tests.backends.world import Recorder, built, host, inside, launch
 from tests.deploy.manifests import DAEMON, K3S, NAMESPACE, Right, rights
 from tests.rig import network
 
@@ -105,9 +104,12 @@ async def _everything(backend: K8s, deployed: Deployed) -> None:
         await live.drain()
     assert recorder.undone == []
     assert "done" in recorder.stdout
-    missing = dataclasses.replace(launch("true"), image=f"x.invalid/none@sha256:{'1' * 64}", owner="tests-1")
-    async with backend.launch(missing, Recorder()) as sandbox:
-        assert isinstance(refused(sandbox), LaunchRefused)
+    # A proxy's image that is nowhere keeps the anchor from starting, and the cluster's events say why.
+    nowhere = dataclasses.replace(backend._host.k8s, proxy_image=f"x.invalid/none@sha256:{'1' * 64}")
+    lost = K8s(dataclasses.replace(backend._host, k8s=nowhere), "tests-1")
+    found = await lost.probe()
+    assert isinstance(found, Missing)
+    assert "x.invalid/none" in found.message
     # What another life of this daemon left.
     left = K8s(backend._host, "tests-1")
     async with left.launch(dataclasses.replace(wanted, run="left-1"), Recorder()) as sandbox:
