@@ -17,6 +17,7 @@ from loguru import logger
 
 from reconciler.backends.bubblewrap import Bubblewrap
 from reconciler.backends.docker import Docker
+from reconciler.backends.k8s import K8s
 from reconciler.clock import SystemClock
 from reconciler.config_pass import ConfigPass
 from reconciler.core.audit import Broken, Event, EventName
@@ -69,7 +70,11 @@ class Parts:
 
 def built_in(host: Host, owner: str) -> Mapping[BackendName, Backend]:
     """Every backend that this version has."""
-    return {BackendName.DOCKER: Docker(host, owner), BackendName.BUBBLEWRAP: Bubblewrap(host, owner)}
+    return {
+        BackendName.K8S: K8s(host, owner),
+        BackendName.DOCKER: Docker(host, owner),
+        BackendName.BUBBLEWRAP: Bubblewrap(host, owner),
+    }
 
 
 def open_parts(host: Host, backends: Callable[[Host, str], Mapping[BackendName, Backend]] = built_in) -> Parts | str:

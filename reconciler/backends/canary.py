@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
+_ANY_PORT = 0
 _ALIVE_S = 0.5
 """How long all of the daemon's own connections together may take; they never leave the host."""
 
@@ -42,12 +43,13 @@ class Canaries:
 
 
 @contextlib.contextmanager
-def open_canaries(folder: Path, addresses: Sequence[str]) -> Iterator[Canaries]:
+def open_canaries(folder: Path, addresses: Sequence[str], *, ports: Sequence[int] = (_ANY_PORT,)) -> Iterator[Canaries]:
     """Listen on TCP and UDP at 0.0.0.0 and ::, on an abstract socket and on `folder`/canary.sock; connect to each once.
 
     Args:
         folder: a directory of the run's own; sandboxes may pass through it, for the fence alone must keep them out.
         addresses: every local address of this network namespace.
+        ports: which to try, in this order, until one is free; 0 is any.
 
     Raises:
         OSError: a listener could not be opened.
@@ -55,7 +57,7 @@ def open_canaries(folder: Path, addresses: Sequence[str]) -> Iterator[Canaries]:
     with contextlib.ExitStack() as stack:
         families = {socket.AF_INET6 if ":" in address else socket.AF_INET for address in addresses}
         network = [
-            stack.enter_context(_network_listener(family, kind))
+            stack.enter_context(listen_everywhere(family, kind, ports))
             for family in sorted(families)
             for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM)
         ]
@@ -88,20 +90,38 @@ def open_canaries(folder: Path, addresses: Sequence[str]) -> Iterator[Canaries]:
         yield Canaries(targets=met, listeners=listeners, took=time.monotonic() - began)
 
 
-def _network_listener(family: int, kind: int) -> socket.socket:
-    listener = socket.socket(family, kind)
+def listen_everywhere(
+    family: int, kind: int, ports: Sequence[int] = (_ANY_PORT,), *, backlog: int = 64
+) -> socket.socket:
+    """Listen at every address of a family, at the first of these ports that is free.
+
+    Raises:
+        OSError: none of them is.
+    """
+    made = socket.socket(family, kind)
     try:
         if family == socket.AF_INET6:
-            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         # Everywhere on purpose: whichever of the host's addresses a sandbox can reach, it meets this.
-        listener.bind(("::" if family == socket.AF_INET6 else "0.0.0.0", 0))  # noqa: S104
+        _bind(made, "::" if family == socket.AF_INET6 else "0.0.0.0", ports)  # noqa: S104
         if kind == socket.SOCK_STREAM:
-            listener.listen(64)
-        listener.setblocking(False)
+            made.listen(backlog)
+        made.setblocking(False)
     except OSError:
-        listener.close()
+        made.close()
         raise
-    return listener
+    return made
+
+
+def _bind(made: socket.socket, address: str, ports: Sequence[int]) -> None:
+    for last, port in enumerate(ports, 1 - len(ports)):
+        try:
+            made.bind((address, port))
+        except OSError as error:
+            if last == 0 or error.errno != errno.EADDRINUSE:
+                raise
+        else:
+            return
 
 
 def _network_target(listener: socket.socket, address: str) -> Target:

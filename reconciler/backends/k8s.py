@@ -16,7 +16,7 @@ import anyio
 import anyio.to_thread
 
 from proxy.policy import ProxyPolicy
-from reconciler.backends import k8s_client, k8s_launch, k8s_surroundings, labels, nft
+from reconciler.backends import k8s_client, k8s_launch, k8s_surroundings, labels, leftovers, nft
 from reconciler.backends.base import ExitCode, Launch, LaunchRefused, Observer, Planned, Reaped, Sandbox
 from reconciler.backends.k8s_client import Cluster, ClusterError, Kind
 from reconciler.backends.k8s_launch import Site
@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 _PROBE_S = 120.0
 _PROBE_MEMORY = 64 * 1024 * 1024
 _OWNER = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")
-_REAPED = (Kind.POD, Kind.JOB, Kind.POLICY, Kind.CONFIG_MAP)
+_REAPED = (Kind.POD, Kind.JOB, Kind.POLICY)
+"""In this order: what fences a pod in goes after it. Config maps are the job's, and go with it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +57,7 @@ class K8s:
             raise ValueError(f"{owner!r} cannot be the value of a label")
         self._host = host
         self._owner = owner
+        self._folder = host.runtime / "k8s" / owner
         self._connected: Cluster | None = None
         self._active: set[str] = set()
         self._proven: _Proven | None = None
@@ -197,7 +199,9 @@ class K8s:
     ) -> AsyncIterator[Sandbox | LaunchRefused]:
         steps = Steps(observer)
         self._active.add(launch.run)
-        site = Site(host=self._host, owner=self._owner, cluster=cluster.counted(), found=found, node=node)
+        site = Site(
+            host=self._host, owner=self._owner, cluster=cluster.counted(), found=found, folder=self._folder, node=node
+        )
         try:
             async with anyio.create_task_group() as tasks:
                 try:
@@ -218,18 +222,19 @@ class K8s:
 
     async def reap(self, live: frozenset[str]) -> tuple[Reaped, ...]:
         """Remove what an earlier daemon of this owner left, and what is past its time. Idempotent."""
+        now = time.time()
+        kept = live | self._active
+        found = [*await leftovers.reap(roots={}, group="", folder=self._folder, live=kept, now=now)]
         cluster = await self._cluster()
         if isinstance(cluster, Missing):
-            return ()
-        found: list[Reaped] = []
-        now = time.time()
+            return tuple(found)
         # A cluster that is away keeps what it has, until its own deadlines; it is asked again at the next round.
         with contextlib.suppress(ClusterError):
             for kind in _REAPED:
                 for each in await cluster.find(kind, labels=f"{labels.OWNER}={self._owner}"):
                     told = each["metadata"].get("labels") or {}
                     run = told.get(labels.RUN)
-                    if run in live | self._active and not labels.expired(told, now):
+                    if run in kept and not labels.expired(told, now):
                         continue
                     if each["metadata"].get("deletionTimestamp"):
                         continue

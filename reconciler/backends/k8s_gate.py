@@ -38,13 +38,14 @@ class Around:
     """What a sandbox in a cluster must not reach.
 
     `nodes`: addresses of all nodes; `api`: where the API server is met; `servers`: DNS servers of the cluster and of
-    this host; `canaries`: listeners of the daemon's own, where it is on a node.
+    this host; `canaries`: listeners of the daemon's own, where it is on a node; `settling`: which of them to settle by.
     """
 
     nodes: tuple[str, ...]
     api: tuple[tuple[str, int], ...]
     servers: tuple[tuple[str, int], ...]
     canaries: tuple[Target, ...] = ()
+    settling: tuple[Target, ...] = ()
 
 
 def question(where: Where, launch: Launch, *, proxy: str, around: Around, now: float) -> Question:
@@ -80,7 +81,7 @@ def question(where: Where, launch: Launch, *, proxy: str, around: Around, now: f
         interfaces=("lo", "eth0"),
         attempt=_ATTEMPT_S,
         authorization="Basic " + base64.b64encode(f"run:{where.secret}".encode("ascii")).decode("ascii"),
-        settle=tuple(target.name for target in known),
+        settle=tuple(target.name for target in (*known, *around.settling)),
         hold=Hold(file=f"{START_FOLDER}/{START_FILE}", text=where.start, until=now + _HOLD_S),
     )
 

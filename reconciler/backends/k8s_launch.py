@@ -14,7 +14,17 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from reconciler.backends import host_network, input_files, k8s_gate, k8s_look, k8s_objects, k8s_pods, labels
+from reconciler.backends import (
+    host_network,
+    input_files,
+    k8s_gate,
+    k8s_look,
+    k8s_node,
+    k8s_objects,
+    k8s_pods,
+    labels,
+    leftovers,
+)
 from reconciler.backends.base import Launch, LaunchRefused
 from reconciler.backends.k8s_client import ClusterError, Kind
 from reconciler.backends.k8s_gate import Around
@@ -29,6 +39,7 @@ from reconciler.core.policy import HOST_IMAGE
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
+    from pathlib import Path
 
     from anyio.abc import TaskGroup
 
@@ -36,6 +47,7 @@ if TYPE_CHECKING:
     from reconciler.backends.base import Observer
     from reconciler.backends.gate_targets import Question
     from reconciler.backends.k8s_client import Cluster
+    from reconciler.backends.k8s_node import Fence, Listeners
     from reconciler.backends.k8s_surroundings import Surroundings
     from reconciler.backends.steps import Steps
     from reconciler.core.gate_report import GateReport
@@ -53,12 +65,16 @@ _SECRET_BYTES = 24
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Site:
-    """Where and with what one daemon builds: `node` keeps both pods to one node, None leaves that to the cluster."""
+    """Where and with what one daemon builds.
+
+    `folder` is above its runs' own; `node` keeps both pods to one node, None leaves that to the cluster.
+    """
 
     host: Host
     owner: str
     cluster: Cluster
     found: Surroundings
+    folder: Path
     node: str | None = None
 
 
@@ -101,7 +117,7 @@ class _Raising:
     async def run(self) -> K8sSandbox | LaunchRefused:
         """Anchor, policies, proxy, gate, proof."""
         where, launch, steps, cluster = self.where, self.launch, self.steps, self.site.cluster
-        lasts = max(1, round(launch.expires_at - time.time()))
+        lasts = self._lasts()
         job = k8s_objects.anchor(where, lasts=lasts, lingers=self.site.host.k8s.linger)
         uid = await steps.take_async("anchor", _anchor(cluster, where, job))
         owner = k8s_objects.owner_reference(where, uid)
@@ -128,12 +144,9 @@ class _Raising:
         if isinstance(pod, LaunchRefused):
             return pod
         address = str(pod["status"]["podIP"])
-        question = k8s_gate.question(where, launch, proxy=address, around=self._around(proxy), now=time.time())
-        asked = k8s_objects.gate_map(where, owner, json.dumps(question.to_object()))
-        await steps.take_async("gate's question", _objects(cluster, [(Kind.CONFIG_MAP, asked)]))
         agent = k8s_objects.agent_pod(where, launch, owner=owner, proxy=address, lasts=lasts)
-        await steps.take_async("agent pod", _pod(cluster, agent))
-        report = await self._gate(proxy, question, address)
+        fence = await steps.take_async("node guard's pods", k8s_node.fenced())
+        report = await self._prove(proxy, address, fence, agent, owner)
         if isinstance(report, LaunchRefused):
             return report
         standing = Standing(
@@ -142,6 +155,7 @@ class _Raising:
             pods={Role.AGENT: agent, Role.PROXY: job["spec"]["template"]},
             policies=policies,
             names={Role.AGENT: where.name("agent"), Role.PROXY: pod["metadata"]["name"]},
+            fence=fence,
         )
         if lines := await k8s_look.differences(standing):
             message = f"the fence is not as it must be: {'; '.join(lines[:_NAMED_FAILURES])}"
@@ -157,6 +171,9 @@ class _Raising:
         )
         self.tasks.start_soon(sandbox.stop_when_proxy_dies)
         return sandbox
+
+    def _lasts(self) -> int:
+        return max(1, round(self.launch.expires_at - time.time()))
 
     def _adapt(self, policy: ProxyPolicy) -> ProxyPolicy:
         found = self.site.found
@@ -176,11 +193,52 @@ class _Raising:
     def _resolvers(self) -> tuple[tuple[str, int], ...]:
         return host_network.resolvers(self.site.host.resolvers, ())
 
-    def _around(self, proxy: ProxyPod) -> Around:
+    async def _prove(
+        self, proxy: ProxyPod, address: str, fence: Fence, agent: Plain, owner: Plain
+    ) -> GateReport | LaunchRefused:
+        """Create the agent's pod, whose gate is asked first; its report, judged.
+
+        The daemon's own listeners are open from now until the gate was heard: afterwards whoever scans this host would
+        find them.
+        """
+        where, steps, cluster = self.where, self.steps, self.site.cluster
+        here = await anyio.to_thread.run_sync(k8s_node.standing_on, self.site.found.all_nodes)
+        if here is not None and (failed := await anyio.to_thread.run_sync(k8s_node.ensure)):
+            return LaunchRefused(
+                code="no_guard", message=f"the node guard is not in place: {'; '.join(failed.lines[:_NAMED_FAILURES])}"
+            )
+        folder = steps.take("run directory", leftovers.run_folder(self.site.folder, self.launch))
+        with contextlib.ExitStack() as opened:
+            beside = None if here is None else opened.enter_context(k8s_node.listeners(folder))
+            around = self._around(proxy, beside)
+            question = k8s_gate.question(where, self.launch, proxy=address, around=around, now=time.time())
+            asked = k8s_objects.gate_map(where, owner, json.dumps(question.to_object()))
+            await steps.take_async("gate's question", _objects(cluster, [(Kind.CONFIG_MAP, asked)]))
+            await steps.take_async("agent pod", _pod(cluster, agent))
+            begun = await k8s_pods.until_begun(cluster, where.name("agent"), "gate", _POD_S)
+            if isinstance(begun, NotRunning):
+                return LaunchRefused(code=begun.code, message=f"the sandbox: {begun.message}")
+            if here is not None and begun["spec"].get("nodeName") == here:
+                lines = await fence.put(agent=str(begun["status"]["podIP"]), proxy=address, lasts=self._lasts())
+                if lines:
+                    return LaunchRefused(code="no_guard", message=f"the node guard: {'; '.join(lines)}")
+                steps.done("node guard")
+            said = await self._heard()
+            arrivals = [] if beside is None else [*beside.canaries.arrivals()]
+        if proxy.arrivals:
+            arrivals.append(f"canary tcp:{address}:{CANARY_PORT}")
+        return self._judge(question, said, arrivals)
+
+    def _around(self, proxy: ProxyPod, beside: Listeners | None) -> Around:
         found = self.site.found
         own = host_network.resolvers((), host_network.nameservers())
-        servers = tuple(dict.fromkeys((*proxy.resolvers, *self._resolvers(), *own)))
-        return Around(nodes=found.addresses, api=found.api, servers=servers)
+        return Around(
+            nodes=found.addresses,
+            api=found.api,
+            servers=tuple(dict.fromkeys((*proxy.resolvers, *self._resolvers(), *own))),
+            canaries=() if beside is None else beside.targets,
+            settling=() if beside is None else beside.settling,
+        )
 
     async def _proxy(self, proxy: ProxyPod) -> Plain | LaunchRefused:
         """Wait for the proxy's pod until it listens; its pod."""
@@ -209,12 +267,9 @@ class _Raising:
                 await anyio.sleep(k8s_pods.ASK_S)
         return None
 
-    async def _gate(self, proxy: ProxyPod, question: Question, address: str) -> GateReport | LaunchRefused:
-        """Wait for what the gate says, and judge it."""
+    async def _heard(self) -> bytes:
+        """Hear the gate until its report, or until it has ended without one."""
         cluster, name = self.site.cluster, self.where.name("agent")
-        begun = await k8s_pods.until_begun(cluster, name, "gate", _POD_S)
-        if isinstance(begun, NotRunning):
-            return LaunchRefused(code=begun.code, message=f"the sandbox: {begun.message}")
         said = bytearray()
         reported = anyio.Event()
 
@@ -232,11 +287,13 @@ class _Raising:
                 tasks.start_soon(hear)
                 await reported.wait()
                 tasks.cancel_scope.cancel()
-        arrivals = [f"canary tcp:{address}:{CANARY_PORT}"] if proxy.arrivals else []
-        report, structure = k8s_gate.judged(self.where, question, bytes(said), arrivals)
+        return bytes(said)
+
+    def _judge(self, question: Question, said: bytes, arrivals: Sequence[str]) -> GateReport | LaunchRefused:
+        report, structure = k8s_gate.judged(self.where, question, said, arrivals)
         if failures := tuple(dict.fromkeys((*report.failures, *structure))):
             refused = replace(report, passed=False, failures=failures)
-            return LaunchRefused(code="gate_failed", message=_message(failures, bytes(said)), report=refused)
+            return LaunchRefused(code="gate_failed", message=_message(failures, said), report=refused)
         self.steps.done("gate")
         return report
 

@@ -1,4 +1,4 @@
-"""Owns reading the structural proof of a fence in a cluster from its API server; judges nothing itself."""
+"""Owns reading the structural proof of a fence in a cluster, from its API server and from this node; judges nothing."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from reconciler.backends.k8s_client import Cluster
+    from reconciler.backends.k8s_node import Fence
     from reconciler.backends.k8s_place import Where
 
 Plain = dict[str, Any]
@@ -28,6 +29,7 @@ class Standing:
     pods: Mapping[Role, Plain]
     policies: Mapping[Role, Plain]
     names: Mapping[Role, str]
+    fence: Fence
 
 
 async def differences(standing: Standing) -> tuple[str, ...]:
@@ -53,4 +55,4 @@ async def differences(standing: Standing) -> tuple[str, ...]:
         lines += k8s_proof.selecting(labels, policies, [where.name(each) for each in Role], who=role)
     if not k8s_proof.denies_by_default(policies):
         lines.append("no policy of the namespace denies by default")
-    return tuple(lines)
+    return (*lines, *await standing.fence.missing())

@@ -47,6 +47,8 @@ _NO_MESH = {"sidecar.istio.io/inject": "false", "linkerd.io/inject": "disabled"}
 _GVISOR_MEMORY = 64 * 1024 * 1024
 """What gVisor itself takes of the limit."""
 _PROXY_MEMORY = 256 * 1024 * 1024
+_MOST_DISK, _LEAST_DISK = "256Mi", "0"
+"""Nothing inside can write a disk: what is on one are the logs, which the kubelet turns over, so none is reserved."""
 _HARDENED = {
     "allowPrivilegeEscalation": False,
     "capabilities": {"drop": ["ALL"]},
@@ -102,8 +104,8 @@ def proxy_pod_spec(where: Where) -> Plain:
         ],
         "env": [{"name": "POD_IP", "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": "status.podIP"}}}],
         "resources": {
-            "limits": {"cpu": "1", "memory": str(_PROXY_MEMORY)},
-            "requests": {"cpu": "50m", "memory": str(64 * 1024 * 1024)},
+            "limits": {"cpu": "1", "memory": str(_PROXY_MEMORY), "ephemeral-storage": _MOST_DISK},
+            "requests": {"cpu": "50m", "memory": str(64 * 1024 * 1024), "ephemeral-storage": _LEAST_DISK},
         },
         "securityContext": _security(PROXY_USER),
         "volumeMounts": [{"name": "policy", "mountPath": POLICY_FOLDER, "readOnly": True}],
@@ -154,6 +156,7 @@ def agent_pod(where: Where, launch: Launch, *, owner: Plain, proxy: str, lasts: 
         "volumeMounts": [
             {"name": "job", "mountPath": WORKING_DIRECTORY, "readOnly": True},
             {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108 - the sandbox's own
+            {"name": "shm", "mountPath": "/dev/shm"},  # noqa: S108 - as above
         ],
     }
     start = {"path": START_FILE, "fieldRef": {"apiVersion": "v1", "fieldPath": f"metadata.annotations['{START}']"}}
@@ -180,7 +183,9 @@ def agent_pod(where: Where, launch: Launch, *, owner: Plain, proxy: str, lasts: 
                 _config_volume("gate", where.name("gate"), ((GATE_FILE, GATE_FILE),)),
                 {"name": "start", "downwardAPI": {"defaultMode": 0o444, "items": [start]}},
                 _config_volume("job", where.name("job"), _input_items(launch.input)),
-                {"name": "tmp", "emptyDir": {"medium": "Memory", "sizeLimit": str(launch.limits.memory // 2)}},
+                # Both are of the sandbox's memory: together they leave it some.
+                _in_memory("tmp", launch.limits.memory // 2),
+                _in_memory("shm", launch.limits.memory // 4),
             ],
         },
     }
@@ -348,6 +353,10 @@ def _config_volume(name: str, source: str, items: Iterable[tuple[str, str]]) -> 
     return {"name": name, "configMap": {"name": source, "defaultMode": 0o444, **({"items": listed} if listed else {})}}
 
 
+def _in_memory(name: str, size: int) -> Plain:
+    return {"name": name, "emptyDir": {"medium": "Memory", "sizeLimit": str(size)}}
+
+
 def _metadata(where: Where, role: Role, name: str, owner: Plain) -> Plain:
     return {
         "name": name,
@@ -362,10 +371,13 @@ def _security(user: int) -> Plain:
 
 
 def _bounds(where: Where, launch: Launch) -> Plain:
-    """Give limits that are requests too: what was promised is there, and nothing beyond it."""
+    """Give limits of memory and cores that are requests too: what was promised is there, and nothing beyond it."""
     memory = launch.limits.memory + (_GVISOR_MEMORY if where.gvisor else 0)
     bounds = {"cpu": f"{max(1, round(launch.limits.cpus * 1000))}m", "memory": str(memory)}
-    return {"limits": bounds, "requests": dict(bounds)}
+    return {
+        "limits": {**bounds, "ephemeral-storage": _MOST_DISK},
+        "requests": {**bounds, "ephemeral-storage": _LEAST_DISK},
+    }
 
 
 def _pod_spec(where: Where, *, account: str, grace: int, user: int) -> Plain:

@@ -32,7 +32,7 @@ _UNITS = {
     "Gi": Decimal(2**30),
     "Ti": Decimal(2**40),
 }
-_MEASURED = frozenset({"cpu", "memory", "sizeLimit"})
+_MEASURED = frozenset({"cpu", "memory", "ephemeral-storage", "sizeLimit"})
 _ANY = object()
 _CONTAINER: Mapping[str, object] = {
     "terminationMessagePath": "/dev/termination-log",
@@ -232,7 +232,8 @@ def _is_secret(path: str) -> bool:
 
 
 def _is_empty(value: object) -> bool:
-    return value in (None, "", False, {}, [])
+    """Say whether a value is as good as none. An empty object is not: as a selector it selects everything."""
+    return value in (None, "", False, [])
 
 
 def _cut(value: object) -> str:

@@ -49,6 +49,7 @@ class Surroundings:
 
     runtime_class: str | None
     nodes: tuple[Node, ...]
+    all_nodes: tuple[Node, ...]
     addresses: tuple[str, ...]
     """Of every node of the cluster, whether a sandbox may run there or not."""
     api: tuple[tuple[str, int], ...]
@@ -106,6 +107,7 @@ async def _look(settings: K8sSettings, cluster: Cluster) -> Candidates | Missing
         return Surroundings(
             runtime_class=name,
             nodes=matching,
+            all_nodes=tuple(_node(node) for node in nodes),
             addresses=addresses,
             api=api,
             versions={**common, "runtime_class": name or "none", **seen},

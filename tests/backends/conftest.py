@@ -12,19 +12,24 @@ import pytest
 
 from reconciler.backends.bubblewrap import Bubblewrap
 from reconciler.core.choose import Missing
+from tests.backends import k8s_world
 from tests.backends.docker_world import OWNER, Engines, Kind, beside, docker_engines
+from tests.backends.k8s_world import Backends, K8sKind, k8s_backends
 from tests.backends.world import host, inside
 from tests.rig.docker import Firewall, Runtime, Which
 from tests.rig.docker.fixtures import Setup
+from tests.rig.k8s import Netpol
+from tests.rig.k8s.fixtures import Setup as ClusterSetup
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from reconciler.backends.base import Backend
     from tests.backends.docker_world import DockerOnRig
+    from tests.backends.k8s_world import K8sOnRig
     from tests.rig import Rig
 
-__all__ = ["docker_engines"]
+__all__ = ["docker_engines", "k8s_backends"]
 _SETUPS = (
     Setup(),
     Setup(firewall=Firewall.NFTABLES, rp_filter=2),
@@ -32,6 +37,13 @@ _SETUPS = (
 )
 KINDS = tuple(Kind(setup=setup, runtime=runtime) for setup in _SETUPS for runtime in Runtime)
 """Both engines, both firewalls, both runtimes: on each, everything that a backend promises has to hold."""
+
+K8S_KINDS = tuple(
+    K8sKind(setup=ClusterSetup(netpol=netpol), gvisor=gvisor)
+    for netpol in (Netpol.KUBE_ROUTER, Netpol.KNP)
+    for gvisor in (True, False)
+)
+"""Both enforcers, with the RuntimeClass of gVisor and without."""
 
 
 @pytest.fixture(scope="session")
@@ -78,18 +90,44 @@ def docker(
         yield docker_engines.backend(kind, OWNER)
 
 
-@pytest.fixture(
-    params=[
-        pytest.param("bubblewrap", marks=[pytest.mark.bubblewrap, pytest.mark.rig]),
-        *(pytest.param(kind, id=str(kind), marks=[pytest.mark.docker, pytest.mark.rig]) for kind in KINDS),
-    ]
+@pytest.fixture
+def k8s_backend(
+    request: pytest.FixtureRequest, k8s_backends: Backends, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[K8sOnRig]:
+    """A probed k8s backend of the kind that the test names."""
+    kind: K8sKind = request.param
+    with k8s_world.beside(k8s_backends.standing(kind.setup).cluster, monkeypatch):
+        yield k8s_backends.backend(kind)
+
+
+_BOUNDING = (
+    pytest.param("bubblewrap", marks=[pytest.mark.bubblewrap, pytest.mark.rig]),
+    *(pytest.param(kind, id=str(kind), marks=[pytest.mark.docker, pytest.mark.rig]) for kind in KINDS),
 )
+_CLUSTERED = tuple(pytest.param(kind, id=str(kind), marks=[pytest.mark.k8s, pytest.mark.rig]) for kind in K8S_KINDS)
+
+
+@pytest.fixture(params=(*_BOUNDING, *_CLUSTERED))
 def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Backend]:
     """Each backend that keeps the contract; a new one adds its name and a fixture of that name."""
+    yield from _stand(request, monkeypatch)
+
+
+@pytest.fixture(params=_BOUNDING)
+def bounding(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Backend]:
+    """Each that bounds a sandbox's processes, open files and kernel sockets; in a cluster the node's settings do."""
+    yield from _stand(request, monkeypatch)
+
+
+def _stand(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Backend]:
     match request.param:
         case Kind() as kind:
             engines: Engines = request.getfixturevalue("docker_engines")
             with beside(engines.engine(kind.setup), monkeypatch):
                 yield engines.backend(kind, OWNER)
+        case K8sKind() as kind:
+            backends: Backends = request.getfixturevalue("k8s_backends")
+            with k8s_world.beside(backends.standing(kind.setup).cluster, monkeypatch):
+                yield backends.backend(kind)
         case name:
             yield request.getfixturevalue(name)

@@ -2,9 +2,10 @@
 
     python -m tests.backends.killed STEP RUN OWNER RUNTIME bubblewrap UID_FIRST
     python -m tests.backends.killed STEP RUN OWNER RUNTIME docker IMAGE PROC SETTINGS
+    python -m tests.backends.killed STEP RUN OWNER RUNTIME k8s IMAGE SECONDS SETTINGS
 
 STEP is a step's name, `started` (the command runs) or `teardown` (the first undo was done). It kills itself: SIGKILL.
-SETTINGS: what a host says of its engine, as JSON.
+SETTINGS: what a host says of its engine or cluster, as JSON. SECONDS: after which nothing of the run may exist.
 """
 
 from __future__ import annotations
@@ -14,16 +15,18 @@ import json
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import anyio
 
-from reconciler.backends import docker_surroundings
+from reconciler.backends import docker_surroundings, k8s_surroundings
 from reconciler.backends.bubblewrap import Bubblewrap
 from reconciler.backends.docker import Docker
+from reconciler.backends.k8s import K8s
 from reconciler.core.choose import Missing
-from reconciler.host import DockerSettings
+from reconciler.host import DockerSettings, K8sSettings
 from tests.backends.world import Recorder, built, host, launch
 
 if TYPE_CHECKING:
@@ -57,6 +60,13 @@ async def main(*arguments: str) -> None:
         image, proc, settings = given
         job = dataclasses.replace(job, image=image)
         backend = await docker(Path(runtime), owner, Path(proc), settings)
+    elif kind == "k8s":
+        image, seconds, settings = given
+        until = time.time() + float(seconds)
+        small = dataclasses.replace(job.limits, cpus=0.1)
+        proxy = dataclasses.replace(job.proxy, expires_at=until)
+        job = dataclasses.replace(job, image=image, limits=small, proxy=proxy, expires_at=until)
+        backend = await k8s(Path(runtime), owner, settings)
     else:
         backend = Bubblewrap(host(Path(runtime), uid_first=int(given[0])), owner)
     async with backend.launch(job, Killer(at)) as sandbox:
@@ -75,6 +85,19 @@ async def docker(runtime: Path, owner: str, proc: Path, settings: str) -> Docker
     if isinstance(found, Missing):
         raise SystemExit(f"{found.code}: {found.message}")
     made._found = found.tries[0]
+    return made
+
+
+async def k8s(runtime: Path, owner: str, settings: str) -> K8s:
+    """Give the k8s backend with the nodes' own runtime, which its owner has proven already."""
+    said = json.loads(settings)
+    named = K8sSettings(**said | {"kubeconfig": Path(said["kubeconfig"])})
+    made = K8s(dataclasses.replace(host(runtime), k8s=named), owner)
+    cluster = await made._cluster()
+    found = cluster if isinstance(cluster, Missing) else await k8s_surroundings.look(named, cluster)
+    if isinstance(found, Missing):
+        raise SystemExit(f"{found.code}: {found.message}")
+    made._found = found.tries[-1]
     return made
 
 

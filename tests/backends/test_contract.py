@@ -14,7 +14,7 @@ import pytest
 from proxy.record import Verdict
 from reconciler.backends.base import Exit, ExitCode, Stream
 from reconciler.core.choose import Available
-from reconciler.core.policy import Isolation
+from reconciler.core.policy import BackendName, Isolation
 from reconciler.core.schema import load_schema
 from tests.backends.world import LIMITS, MIB, Recorder, built, launch, refused, run, running_with
 
@@ -33,6 +33,11 @@ def outcome(backend: Backend, *command: str, recorder: Recorder | None = None, *
     end = anyio.run(main)
     assert watching.undone == []
     return end
+
+
+def is_apart(backend: Backend) -> bool:
+    """Say whether both outputs come apart; a cluster hands out one log, in the order in which it was written."""
+    return backend.name is not BackendName.K8S
 
 
 def is_gvisor(backend: Backend) -> bool:
@@ -84,8 +89,11 @@ def test_a_command_that_cannot_be_executed(backend: Backend, command: str, code:
 def test_both_outputs_come_whole_and_apart(backend: Backend) -> None:
     recorder = Recorder()
     outcome(backend, "sh", "-c", "echo to stdout; echo to stderr >&2; echo opened > /dev/stderr", recorder=recorder)
-    assert recorder.stdout == "to stdout\n"
-    assert recorder.stderr == "to stderr\nopened\n"
+    if is_apart(backend):
+        assert recorder.stdout == "to stdout\n"
+        assert recorder.stderr == "to stderr\nopened\n"
+    else:
+        assert sorted(recorder.said.splitlines()) == ["opened", "to stderr", "to stdout"]
 
 
 def test_nothing_of_the_command_runs_before_start(backend: Backend) -> None:
@@ -171,12 +179,16 @@ def test_a_file_system_in_memory_cannot_outgrow_the_limit(backend: Backend) -> N
     end = outcome(
         backend, "sh", "-c", "head -c 400M /dev/zero > /tmp/x; head -c 400M /dev/zero > /dev/shm/x", recorder=recorder
     )
+    if is_gvisor(backend) and not is_apart(backend):
+        # gVisor's shim for containerd gives /dev/shm no bound of its own: the sandbox's memory is its bound.
+        assert (end.code, recorder.said.count("No space left on device")) == (ExitCode.OOM, 1)
+        return
     assert end.status == 1
     assert not end.oom_killed
-    assert recorder.stderr.count("No space left on device") == 2
+    assert recorder.said.count("No space left on device") == 2
 
 
-def test_processes_are_bounded(backend: Backend) -> None:
+def test_processes_are_bounded(bounding: Backend) -> None:
     code = """
 import os, time
 made = 0
@@ -190,8 +202,8 @@ except BlockingIOError:
     print(made)
 """
     recorder = Recorder()
-    end = outcome(backend, "python3", "-c", code, recorder=recorder, limits=dataclasses.replace(LIMITS, pids=20))
-    if is_gvisor(backend):
+    end = outcome(bounding, "python3", "-c", code, recorder=recorder, limits=dataclasses.replace(LIMITS, pids=20))
+    if is_gvisor(bounding):
         # Its processes are threads and memory of gVisor's own; whoever takes too many of either ends the sandbox.
         assert end.code in (ExitCode.SANDBOX_CRASHED, ExitCode.OOM)
         assert recorder.stdout == ""
@@ -204,13 +216,13 @@ def test_a_status_of_the_commands_own_is_not_taken_for_a_crash(backend: Backend)
     assert outcome(backend, "sh", "-c", "exit 2") == Exit(code=ExitCode.EXITED, status=2)
 
 
-def test_open_files_are_bounded_and_the_bound_cannot_be_raised(backend: Backend) -> None:
+def test_open_files_are_bounded_and_the_bound_cannot_be_raised(bounding: Backend) -> None:
     recorder = Recorder()
-    outcome(backend, "sh", "-c", "ulimit -Sn; ulimit -Hn; ulimit -Hn 8192 2>/dev/null || echo no", recorder=recorder)
+    outcome(bounding, "sh", "-c", "ulimit -Sn; ulimit -Hn; ulimit -Hn 8192 2>/dev/null || echo no", recorder=recorder)
     assert recorder.stdout == "1024\n4096\nno\n"
 
 
-def test_no_socket_holds_memory_of_the_hosts_that_nobody_is_charged_for(backend: Backend) -> None:
+def test_no_socket_holds_memory_of_the_hosts_that_nobody_is_charged_for(bounding: Backend) -> None:
     """Those of netlink do, but for gVisor's, whose memory is the sandbox's own."""
     code = """
 import socket
@@ -221,9 +233,9 @@ except OSError as error:
 print([line.split(":")[0].strip() for line in open("/proc/net/dev").readlines()[2:]])
 """
     recorder = Recorder()
-    assert outcome(backend, "python3", "-c", code, recorder=recorder).status == 0
+    assert outcome(bounding, "python3", "-c", code, recorder=recorder).status == 0
     denied, interfaces = "denied" in recorder.stdout, recorder.stdout.splitlines()[-1]
-    assert denied is not is_gvisor(backend)
+    assert denied is not is_gvisor(bounding)
     assert "'lo'" in interfaces
 
 
@@ -232,7 +244,8 @@ def test_ten_megabytes_of_output_do_not_grow_the_daemon(backend: Backend) -> Non
     before = resident()
     end = outcome(backend, "sh", "-c", "head -c 10485760 /dev/zero | tr '\\0' x; echo end >&2", recorder=recorder)
     assert end.status == 0
-    assert recorder.sizes == {Stream.STDOUT: 10 * MIB, Stream.STDERR: 4}
+    assert recorder.sizes.total() == 10 * MIB + 4
+    assert not is_apart(backend) or recorder.sizes[Stream.STDERR] == 4
     assert resident() - before < 4 * MIB
 
 
@@ -281,9 +294,10 @@ def test_input_files_are_readable_in_the_working_directory_and_not_writable(back
     end = outcome(
         backend, "sh", "-c", command, recorder=recorder, files={"job.py": b"print(1)\n", "deep/er.txt": b"two\n"}
     )
-    assert recorder.stdout == "/job\nprint(1)\ntwo\n"
+    lines = recorder.said.splitlines()
+    assert [line for line in lines if "cannot" not in line] == ["/job", "print(1)", "two"]
     assert end.status != 0
-    assert len(recorder.stderr.splitlines()) == 2
+    assert len(lines) == 5
 
 
 @pytest.mark.parametrize("name", ["../up", "/etc/passwd", "a/../../b", "", "a//b", "a\nb"], ids=ascii)
@@ -340,11 +354,13 @@ def test_a_fence_that_is_as_it_was_proven_shows_no_drift(backend: Backend) -> No
 
 
 def test_two_sandboxes_live_side_by_side(backend: Backend) -> None:
+    half = dataclasses.replace(LIMITS, cpus=0.5)
+
     async def main() -> None:
         first, second = Recorder(), Recorder()
         async with (
-            backend.launch(launch("sh", "-c", "sleep 0.2; exit 1"), first) as one,
-            backend.launch(launch("sh", "-c", "exit 2"), second) as other,
+            backend.launch(launch("sh", "-c", "sleep 0.2; exit 1", limits=half), first) as one,
+            backend.launch(launch("sh", "-c", "exit 2", limits=half), second) as other,
         ):
             assert (await run(other)).status == 2
             assert (await run(one)).status == 1

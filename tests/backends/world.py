@@ -70,6 +70,11 @@ class Recorder:
         return self.tails[Stream.STDOUT].decode()
 
     @property
+    def said(self) -> str:
+        """The end of what it wrote to either, the one after the other."""
+        return self.stdout + self.stderr
+
+    @property
     def stderr(self) -> str:
         """The end of what the command wrote there."""
         return self.tails[Stream.STDERR].decode()
