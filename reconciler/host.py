@@ -42,6 +42,18 @@ class K8sSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Keep:
+    """How much may wait in the spool, and how much of what was is kept. schema/host.v1.json describes each field."""
+
+    quota: int = 100
+    depth: int = 1000
+    age: int = 30 * 86400
+    results: int = 1000
+    bytes: int = 256 * 2**20
+    audit_file: int = 64 * 2**20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
     """Settings of one host. Durations in seconds, sizes in bytes. schema/host.v1.json describes each field."""
 
@@ -67,6 +79,7 @@ class Host:
     max_bytes: int
     docker: DockerSettings = field(default_factory=DockerSettings)
     k8s: K8sSettings = field(default_factory=K8sSettings)
+    keep: Keep = field(default_factory=Keep)
 
     @property
     def status(self) -> Path:
@@ -122,6 +135,7 @@ def parse_host(name: str, data: bytes) -> Host | tuple[Problem, ...]:
         max_files=value["max_files"],
         max_bytes=value["max_bytes"],
         docker=_docker(value["docker"]),
+        keep=Keep(**value["keep"]),
         k8s=_k8s(value["k8s"]),
     )
 

@@ -15,6 +15,7 @@ from reconciler.core.job import ROOT, Cancel, RefusalCode, Refused, State, admit
 from reconciler.core.request import read
 from reconciler.core.result import MESSAGES, ResultCode
 from reconciler.probes import Probes
+from reconciler.quota import beyond
 from reconciler.run import Run
 from reconciler.spool import in_turn
 
@@ -36,6 +37,8 @@ LOOK_INTERVAL = 0.2
 """Seconds between two looks at the spool: a look lists a handful of directories, and no event can be lost."""
 _PARALLEL_WITHOUT_POLICY = 4
 _REAP_INTERVAL = 60.0
+_REFUSED_A_LOOK = 20
+"""Jobs beyond their quota that one look has refused: the rest wait, and no flood of them keeps others waiting."""
 _LOOK_WHEN_FULL = 2.0
 """Seconds between two looks while no job could be claimed anyway."""
 _MOST_NEIGHBOURS = 8
@@ -140,6 +143,7 @@ class Jobs:
             self.trouble = await self._obstacle() if found else ""
             if self.trouble:
                 return
+            found = await self._refuse_beyond(found, tasks)
             if len(self._busy) >= self._parallel():
                 await self._hurry(found, tasks)
                 return
@@ -154,19 +158,33 @@ class Jobs:
         except OSError as error:
             self.trouble = f"the spool cannot be used: {error.strerror}"
 
+    async def _refuse_beyond(self, found: Iterable[Waiting], tasks: TaskGroup) -> list[Waiting]:
+        """Have some of what is beyond quota or depth refused; gives what may wait. A refusal needs no slot."""
+        keep = self._shell.host.keep
+        running = Counter(self._busy.values())
+        waiting, over = beyond(found, running=running, quota=keep.quota, depth=keep.depth)
+        for one, refused in over[:_REFUSED_A_LOOK]:
+            # A cancel makes room: it is never beyond.
+            await self._claim(one, tasks, None if await self._is_cancel(one) else refused)
+        return waiting
+
     async def _hurry(self, found: Iterable[Waiting], tasks: TaskGroup) -> None:
         """Claim the cancels among what waits: they need no slot, and may be what frees one."""
         for waiting in found:
-            # What it says now is a hint; what is claimed is read again, once, and that counts.
-            if isinstance(read(await anyio.to_thread.run_sync(self._spool.peek, waiting)), Cancel):
+            if await self._is_cancel(waiting):
                 await self._claim(waiting, tasks)
 
-    async def _claim(self, waiting: Waiting, tasks: TaskGroup) -> bool:
-        """Claim one job and carry it; False when it was not to be had."""
+    async def _is_cancel(self, waiting: Waiting) -> bool:
+        """Say what it looks like now: a hint, for what is claimed is read again, once, and that counts."""
+        return isinstance(read(await anyio.to_thread.run_sync(self._spool.peek, waiting)), Cancel)
+
+    async def _claim(self, waiting: Waiting, tasks: TaskGroup, refused: Refused | None = None) -> bool:
+        """Claim one job and carry it, or with `refused` have it refused; False when it was not to be had."""
         run = f"{self._shell.clock.now():%Y%m%dT%H%M%S}-{secrets.token_hex(4)}"
         self._busy[run] = waiting.submitter.name
-        self._turn += 1
-        self._served[waiting.submitter.name] = self._turn
+        if refused is None:
+            self._turn += 1
+            self._served[waiting.submitter.name] = self._turn
         try:
             claim = await anyio.to_thread.run_sync(self._spool.claim, waiting, run, self._shell.now())
         except BaseException:
@@ -176,7 +194,7 @@ class Jobs:
         if claim is None:
             self._busy.pop(run)
             return False
-        tasks.start_soon(self._carry, claim)
+        tasks.start_soon(self._carry, claim, refused)
         return True
 
     def _parallel(self) -> int:
@@ -189,9 +207,9 @@ class Jobs:
             return f"nothing is launched: {failing}"
         return await anyio.to_thread.run_sync(self._spool.room) or ""
 
-    async def _carry(self, claim: Claim) -> None:
+    async def _carry(self, claim: Claim, refused: Refused | None) -> None:
         try:
-            await self._settle(claim)
+            await self._settle(claim, refused)
         except OSError as error:
             # What is on disk is whole: the next look for what is left behind takes it from there.
             logger.bind(run=claim.run).error("the spool cannot be written: {}", error.strerror)
@@ -213,8 +231,8 @@ class Jobs:
         except OSError as error:
             logger.bind(run=claim.run).error("the spool cannot be written: {}", error.strerror)
 
-    async def _settle(self, claim: Claim) -> None:
-        request = await anyio.to_thread.run_sync(self._read, claim)
+    async def _settle(self, claim: Claim, refused: Refused | None) -> None:
+        request = refused or await anyio.to_thread.run_sync(self._read, claim)
         match request:
             case Refused():
                 await settle.refuse(self._shell, claim, request)

@@ -92,6 +92,8 @@ class RefusalCode(StrEnum):
     LAUNCH_TIMEOUT = "launch_timeout"
     AUDIT_FAILED = "audit_failed"
     UNKNOWN_RUN = "unknown_run"
+    OVER_QUOTA = "over_quota"
+    SPOOL_FULL = "spool_full"
     FAILED = "failed"
 
 

@@ -25,7 +25,7 @@ from reconciler.core.policy import (
     Limits,
     Platform,
 )
-from reconciler.host import Host
+from reconciler.host import Host, Keep
 from reconciler.jobs import Jobs
 from reconciler.journal import LOG, Journal
 from reconciler.shell import Shell
@@ -115,6 +115,7 @@ class House:
     hook: Callable[[str, str], None] = nothing
     options: Mapping[str, Any] = field(default_factory=dict)
     required_egress: tuple[str, ...] = ()
+    keep: Keep = field(default_factory=Keep)
 
     def __post_init__(self) -> None:
         """Make the directories that a package would have made."""
@@ -147,6 +148,7 @@ class House:
             python="/usr/bin/python3",
             max_files=100,
             max_bytes=65536,
+            keep=self.keep,
         )
 
     @asynccontextmanager

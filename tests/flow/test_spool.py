@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -13,6 +14,8 @@ import pytest
 from reconciler import spool as spool_module
 from reconciler.core.job import Refused
 from reconciler.core.policy import Effective
+from reconciler.host import Keep
+from reconciler.quota import beyond
 from reconciler.spool import Spool, Waiting, deliver, in_turn
 from reconciler.submitter import Submitter, account
 from tests.flow.house import SUBMITTER, House, agent, in_force, job, own, until
@@ -476,3 +479,60 @@ def test_a_submitter_delivers_whole_and_replaces_nothing(house: House) -> None:
     assert (new(house) / "a.yaml").stat().st_nlink == 1
     assert all("not_a_submitter" in line or "bad_name" in line for line in deliver_as("root"))
     assert isinstance(deliver(house.host.spool, submitter="games", name="a.yaml", data=b""), Refused)
+
+
+def waiting(*names: str) -> list[Waiting]:
+    """Names as `submitter number`, in the order of their arrival."""
+    found = []
+    for arrived, name in enumerate(names):
+        submitter, _, stem = name.partition(" ")
+        found.append(Waiting(arrived, Submitter(submitter, 1, 1), stem.encode()))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("names", "running", "quota", "depth", "over"),
+    [
+        pytest.param(["a 1", "a 2"], {}, 2, 9, [], id="as many as may"),
+        pytest.param(["a 1", "a 2", "a 3"], {}, 2, 9, ["a 3 over_quota"], id="one too many: the newest"),
+        pytest.param(["a 1", "a 2"], {"a": 1}, 2, 9, ["a 2 over_quota"], id="what runs counts"),
+        pytest.param(["a 1"], {"a": 5}, 2, 9, ["a 1 over_quota"], id="more run than may"),
+        pytest.param(["a 1", "a 2", "a 3", "b 1"], {"b": 0}, 2, 9, ["a 3 over_quota"], id="another's is not touched"),
+        pytest.param(["a 1", "a 2", "a 3", "b 1"], {}, 9, 3, ["a 3 spool_full"], id="too many: the longest queue"),
+        pytest.param(
+            ["a 1", "a 2", "a 3", "b 1", "b 2"], {}, 9, 2, ["a 2 spool_full", "a 3 spool_full", "b 2 spool_full"],
+            id="both give up until there is room",
+        ),
+        pytest.param(["a 1", "b 1"], {}, 9, 0, ["a 1 spool_full", "b 1 spool_full"], id="none"),
+    ],
+)  # fmt: skip
+def test_what_is_beyond_a_quota_or_the_depth_is_the_newest_of_whoever_has_most(
+    names: list[str], running: dict[str, int], quota: int, depth: int, over: list[str]
+) -> None:
+    kept, refused = beyond(waiting(*names), running=running, quota=quota, depth=depth)
+    assert sorted(f"{one.submitter.name} {one.name.decode()} {why.code}" for one, why in refused) == over
+    assert len(kept) + len(refused) == len(names)
+
+
+def test_a_flood_is_refused_beyond_the_quota_with_results_and_others_go_on(tmp_path: Path) -> None:
+    house = House(tmp_path, keep=Keep(quota=3))
+    policy = in_force(Effective(agent=agent(submitters=(SUBMITTER, "daemon")), layers=()), max_parallel_runs=1)
+
+    async def main() -> None:
+        async with house.daemon(policy) as (jobs, _):
+            house.submit("a0.yaml", job("sleep 30"))
+            await until(lambda: house.starts() == 1)
+            for number in range(1, 8):
+                house.submit(f"a{number}.yaml", job("exit 0"))
+            await until(lambda: len(house.waiting()) == 2 and len(house.results()) == 5)
+            assert house.waiting() == ["a1.yaml", "a2.yaml"]
+            assert {one["refusal"]["code"] for one in house.results()} == {"over_quota"}
+            house.submit("b.yaml", job("exit 0"), submitter="daemon")
+            (run,) = jobs.runs
+            house.submit("z.yaml", json.dumps({"version": 1, "kind": "cancel", "run": run}).encode())
+            assert (await house.wait_for("z"))["code"] == "cancel_sent"
+            assert (await house.wait_for("b", submitter="daemon"))["code"] == "exited"
+            assert (await house.wait_for("a1"))["code"] == "exited"
+
+    anyio.run(main)
+    assert [row["code"] for row in house.rows("refuse")] == ["over_quota"] * 5
