@@ -94,7 +94,7 @@ def open_parts(host: Host, backends: Callable[[Host, str], Mapping[BackendName, 
         if isinstance(spool, Refused):
             return spool.message
         closing.callback(spool.close)
-        journal = Journal.open(host.audit, clock)
+        journal = Journal.open(host.audit, clock, most=host.keep.audit_file)
         if isinstance(journal, Broken):
             return (
                 f"the audit log does not hold: {journal}; it is left as it is, as evidence: move it away to start anew"

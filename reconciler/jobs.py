@@ -158,7 +158,7 @@ class Jobs:
         except OSError as error:
             self.trouble = f"the spool cannot be used: {error.strerror}"
 
-    async def _refuse_beyond(self, found: Iterable[Waiting], tasks: TaskGroup) -> list[Waiting]:
+    async def _refuse_beyond(self, found: Iterable[Waiting], tasks: TaskGroup) -> tuple[Waiting, ...]:
         """Have some of what is beyond quota or depth refused; gives what may wait. A refusal needs no slot."""
         keep = self._shell.host.keep
         running = Counter(self._busy.values())
@@ -232,7 +232,7 @@ class Jobs:
             logger.bind(run=claim.run).error("the spool cannot be written: {}", error.strerror)
 
     async def _settle(self, claim: Claim, refused: Refused | None) -> None:
-        request = refused or await anyio.to_thread.run_sync(self._read, claim)
+        request = await anyio.to_thread.run_sync(self._read, claim) if refused is None else refused
         match request:
             case Refused():
                 await settle.refuse(self._shell, claim, request)

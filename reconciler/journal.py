@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import json
 import os
-import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
@@ -26,18 +24,18 @@ from reconciler.core.audit import (
 )
 from reconciler.core.cut import canonical
 from reconciler.durable import write_all
+from reconciler.journal_files import HEAD, LOG, full, line_before, read_head, write_head
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from reconciler.clock import Clock
 
-LOG = "audit.jsonl"
-HEAD = "head.json"
-_CHUNK = 1 << 16
+MOST_BYTES = 64 * 1024 * 1024
+"""Size at which the log goes on in a new file, where the host says nothing else."""
 _TORN_KEPT = 4096
-_WRITING_S = 0.1
+_NEXT = ".audit.jsonl.next"
+_FLAGS = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 class JournalFailed(Exception):  # noqa: N818 - the name says what happened
@@ -61,19 +59,22 @@ class Journal:
     waits longer than for two of them, and a row is never held back to fill a batch.
     """
 
-    def __init__(self, directory: int, log: int, clock: Clock, head: Head, size: int) -> None:
+    def __init__(self, directory: int, log: int, clock: Clock, head: Head, size: int, *, most: int) -> None:
         self._directory = directory
         self._log = log
         self._clock = clock
         self._head = head
         self._size = size
+        self._most = most
         self._failure: str | None = None
         self._queue: list[_Waiting] = []
         self._lock = anyio.Lock()
 
     @classmethod
-    def open(cls, directory: Path, clock: Clock) -> Self | Broken:
+    def open(cls, directory: Path, clock: Clock, *, most: int = MOST_BYTES) -> Self | Broken:
         """Open the log below `directory` (made with mode 0700 when missing), and repair a last line that a crash tore.
+
+        With more than `most` bytes in the file that is written to, the next row goes into a new one.
 
         Gives Broken when the log does not reach its head, or what comes after its head does not hold: that is no crash,
         and the log is left as it is, as evidence. Rows before the head are for `verify` to check.
@@ -88,8 +89,7 @@ class Journal:
             raise JournalFailed(f"{directory}: {error.strerror}") from error
         log = -1
         try:
-            flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-            log = os.open(LOG, flags, 0o600, dir_fd=folder)
+            log = os.open(LOG, _FLAGS, 0o600, dir_fd=folder)
             fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.fsync(folder)
             found = _recover(directory, log)
@@ -97,7 +97,7 @@ class Journal:
                 os.close(log)
                 os.close(folder)
                 return found
-            journal = cls(folder, log, clock, found.head, found.size)
+            journal = cls(folder, log, clock, found.head, found.size, most=most)
             if found.repair is not None:
                 os.ftruncate(log, found.size)
                 journal._commit([_Waiting((found.repair,))])
@@ -159,6 +159,8 @@ class Journal:
 
     def _attempt(self, batch: list[_Waiting]) -> None:
         try:
+            if self._size >= self._most and self._failure is None:
+                self._go_on()
             self._commit(batch)
         except OSError as error:
             for one in batch:
@@ -189,7 +191,7 @@ class Journal:
             raise
         try:
             os.fsync(self._log)
-            _write_head(self._directory, head, self._size + len(data))
+            write_head(self._directory, head, self._size + len(data))
         except OSError as error:
             # After a failed fsync the kernel forgets what it lost, so trying again would lie.
             self._failure = f"the audit log could not be made durable: {error.strerror}"
@@ -203,6 +205,28 @@ class Journal:
                 *(row["event"], row["outcome"], row["object"], row["message"], row["seq"], row["hash"]),
             )
 
+    def _go_on(self) -> None:
+        """Go on in a new file. Cut off anywhere, `_recover` finds where the chain ends.
+
+        Raises:
+            OSError: the log is full and there is no new file; the next batch tries again.
+        """
+        following = os.open(_NEXT, _FLAGS | os.O_TRUNC, 0o600, dir_fd=self._directory)
+        try:
+            fcntl.flock(following, fcntl.LOCK_EX | fcntl.LOCK_NB)  # before anybody can find it under its own name
+            os.rename(LOG, full(self._head.seq), src_dir_fd=self._directory, dst_dir_fd=self._directory)
+        except OSError:
+            os.close(following)
+            raise
+        os.close(self._log)
+        self._log, self._size = following, 0
+        try:
+            os.rename(_NEXT, LOG, src_dir_fd=self._directory, dst_dir_fd=self._directory)
+            write_head(self._directory, self._head, 0)
+        except OSError as error:
+            self._failure = f"the audit log could not go on in a new file: {error.strerror}"
+            raise
+
 
 @dataclass(frozen=True, slots=True)
 class _Recovered:
@@ -213,12 +237,15 @@ class _Recovered:
 
 def _recover(directory: Path, log: int) -> _Recovered | Broken:
     """Find where the chain ends: from the stored head on, every row is checked; only the last line may be torn."""
-    stored = _read_head(directory)
+    stored = read_head(directory)
     if isinstance(stored, str):
         return Broken(0, 0, stored)
     start, offset = (GENESIS, 0) if stored is None else stored
     if stored is not None and start.seq > 0:
-        row = read_row(_line_before(log, offset))
+        last = _end_of_full(directory, start) if os.fstat(log).st_size == 0 or offset == 0 else None
+        if last is not None:
+            offset = 0
+        row = read_row(line_before(log, offset) if last is None else last)
         if isinstance(row, str) or row["hash"] != start.hash or row["seq"] != start.seq:
             return Broken(start.seq, 0, f"the row that {HEAD} names is not where it says: rows were changed or cut off")
     size, whole, torn = offset, [], b""
@@ -248,6 +275,18 @@ def _recover(directory: Path, log: int) -> _Recovered | Broken:
     return _Recovered(checked.head, size, repair)
 
 
+def _end_of_full(directory: Path, head: Head) -> bytes | None:
+    """Give the last line of the file that ends at `head`, None when there is none such.
+
+    The log goes on in a new file by then, which is empty, or holds rows that the stored head does not know of.
+    """
+    try:
+        with (directory / full(head.seq)).open("rb") as file:
+            return line_before(file.fileno(), os.fstat(file.fileno()).st_size)
+    except FileNotFoundError:
+        return None
+
+
 def _repair(code: str, message: str, **detail: int | str) -> Event:
     return Event(
         name=EventName.AUDIT_REPAIR,
@@ -258,82 +297,3 @@ def _repair(code: str, message: str, **detail: int | str) -> Event:
         message=message,
         detail=detail,
     )
-
-
-def _line_before(log: int, offset: int) -> bytes:
-    """Read the line that ends at `offset`, newline included; whatever is there when no line ends there."""
-    data, position = b"", offset
-    while position > 0 and data[:-1].rfind(b"\n") < 0:
-        step = min(_CHUNK, position)
-        position -= step
-        data = os.pread(log, step, position) + data
-    return data[data[:-1].rfind(b"\n") + 1 :]
-
-
-def _write_head(directory: int, head: Head, size: int) -> None:
-    temporary = f".{HEAD}.tmp"
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
-    descriptor = os.open(temporary, flags, 0o600, dir_fd=directory)
-    try:
-        write_all(descriptor, canonical({"seq": head.seq, "hash": head.hash, "size": size}) + b"\n")
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-    os.rename(temporary, HEAD, src_dir_fd=directory, dst_dir_fd=directory)
-    os.fsync(directory)
-
-
-def _read_head(directory: Path) -> tuple[Head, int] | str | None:
-    """Read head.json: the head and the log's size at it, None when there is none, or what is wrong with it."""
-    try:
-        value: object = json.loads((directory / HEAD).read_bytes())
-    except FileNotFoundError:
-        return None
-    except (ValueError, RecursionError):
-        return f"{HEAD} is not JSON"
-    match value:
-        case {"seq": int(seq), "hash": str(digest), "size": int(size)} if seq >= 0 and size >= 0:
-            return Head(seq, digest), size
-        case _:
-            return f"{HEAD} does not have the fields seq, hash and size"
-
-
-@dataclass(frozen=True, slots=True)
-class Log:
-    """An audit log as a reader sees it: its stored head, and its lines on demand."""
-
-    directory: Path
-    head: Head | None
-
-    def lines(self) -> Iterator[bytes]:
-        """Give every line in order, newline included. A last line that is being written is waited for, for a moment."""
-        with (self.directory / LOG).open("rb") as file:
-            for line in file:
-                whole, until = line, time.monotonic() + _WRITING_S
-                while not whole.endswith(b"\n") and time.monotonic() < until:
-                    time.sleep(_WRITING_S / 10)
-                    whole += file.readline()
-                yield whole
-
-    def rows(self) -> Iterator[dict[str, object]]:
-        """Give every row that holds by itself; for showing, not for proving."""
-        for line in self.lines():
-            row = read_row(line)
-            if not isinstance(row, str):
-                yield row
-
-
-def read(directory: Path) -> Log | Broken:
-    """Open the log below `directory` for reading; needs no lock and changes nothing.
-
-    The head is read first, so a log that grows meanwhile is never taken for one that was cut off.
-
-    Raises:
-        OSError: there is no log, or it may not be read.
-    """
-    stored = _read_head(directory)
-    if isinstance(stored, str):
-        return Broken(0, 0, stored)
-    if not (directory / LOG).exists():
-        raise FileNotFoundError(2, "there is no audit log", str(directory / LOG))
-    return Log(directory, None if stored is None else stored[0])

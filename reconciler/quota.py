@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def beyond(
     found: Iterable[Waiting], *, running: Mapping[str, int], quota: int, depth: int
-) -> tuple[list[Waiting], list[tuple[Waiting, Refused]]]:
+) -> tuple[tuple[Waiting, ...], list[tuple[Waiting, Refused]]]:
     """Part what may wait from what is to be refused.
 
     Of one submitter at most `quota` jobs wait or run (`running` is by submitter), of all together at most `depth` wait.
@@ -43,4 +43,4 @@ def beyond(
         over.append((queues[name].pop(), Refused(RefusalCode.SPOOL_FULL, message)))
         if length < -1:
             heapq.heappush(longest, (length + 1, name))
-    return [one for queue in queues.values() for one in queue], over
+    return tuple(one for queue in queues.values() for one in queue), over

@@ -12,7 +12,8 @@ import anyio
 from reconciler.config_pass import ConfigPass
 from reconciler.core.audit import Broken, Verified, verify
 from reconciler.host import Host, parse_host
-from reconciler.journal import Journal, read
+from reconciler.journal import Journal
+from reconciler.journal_files import read
 from reconciler.state import State, StateFile
 from tests.signing import Key, line, make_key, trust_directory
 

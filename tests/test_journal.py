@@ -18,9 +18,11 @@ import pytest
 
 from reconciler.clock import SystemClock
 from reconciler.core.audit import Broken, Event, EventName, Head, Verified, read_row, verify
-from reconciler.journal import HEAD, LOG, Journal, JournalFailed, read
+from reconciler.journal import Journal, JournalFailed
+from reconciler.journal_files import HEAD, LOG, Log, all_full, full, read
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 FUTURE = datetime(2099, 1, 1, tzinfo=UTC)
@@ -339,3 +341,141 @@ def test_kill_9_at_any_moment_loses_no_row_that_was_acknowledged(tmp_path: Path)
         assert isinstance(after, Verified)
         assert after.head.seq >= seen
     assert seen > 0
+
+
+SMALL = 2000
+"""Bytes after which the log of these tests goes on in a new file: a handful of rows."""
+
+
+def small(directory: Path) -> Journal:
+    journal = Journal.open(directory, SystemClock(), most=SMALL)
+    assert isinstance(journal, Journal)
+    return journal
+
+
+def rotated(directory: Path, count: int = 30) -> Head:
+    journal = small(directory)
+
+    async def main() -> None:
+        for number in range(count):
+            await journal.append(event(number))
+
+    anyio.run(main)
+    journal.close()
+    return journal.head
+
+
+def test_the_chain_is_carried_over_from_file_to_file(tmp_path: Path) -> None:
+    rotated(tmp_path)
+    head = rotated(tmp_path)
+    files = all_full(tmp_path)
+    assert len(files) > 5
+    assert all(path.stat().st_size < SMALL + 1000 for path in [*files, tmp_path / LOG])
+    assert all(path.stat().st_mode & 0o777 == 0o600 for path in files)
+    assert checked(tmp_path) == Verified(60, head, 0)
+    log = read(tmp_path)
+    assert isinstance(log, Log)
+    assert [row["seq"] for row in log.rows()] == list(range(1, 61))
+
+
+def test_a_log_that_goes_on_in_a_new_file_still_has_one_writer(tmp_path: Path) -> None:
+    journal = small(tmp_path)
+
+    async def main() -> None:
+        for number in range(30):
+            await journal.append(event(number))
+
+    anyio.run(main)
+    with pytest.raises(JournalFailed, match="only one may write"):
+        Journal.open(tmp_path, SystemClock())
+    journal.close()
+
+
+@pytest.mark.parametrize("broken", [LOG, ".audit.jsonl.next", f".{HEAD}.tmp"])
+def test_a_change_of_files_that_is_cut_off_anywhere_loses_no_row(
+    broken: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal, rename, cut = small(tmp_path), os.rename, False
+
+    def cut_off(source: str, target: str, **more: int) -> None:
+        if cut and source == broken:
+            raise OSError(errno.EIO, "cut off")
+        rename(source, target, **more)
+
+    monkeypatch.setattr(os, "rename", cut_off)
+    written = 0
+
+    async def main() -> None:
+        nonlocal written, cut
+        while (tmp_path / LOG).stat().st_size < SMALL:
+            written = await journal.append(event())
+        cut = True
+        with pytest.raises(JournalFailed):
+            await journal.append(event())
+
+    anyio.run(main)
+    journal.close()
+    cut = False
+    after = small(tmp_path)
+    assert after.head.seq == written
+    assert anyio.run(after.append, event()) == written + 1
+    after.close()
+    assert checked(tmp_path) == Verified(written + 1, after.head, 0)
+
+
+def test_a_disk_that_is_full_when_the_file_is_full_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rotated(tmp_path)
+    journal = small(tmp_path)
+
+    async def main() -> None:
+        while (tmp_path / LOG).stat().st_size < SMALL:
+            await journal.append(event())
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "rename", None)
+            patch.setattr("reconciler.journal.os.open", _full)
+            with pytest.raises(JournalFailed):
+                await journal.append(event())
+        await journal.append(event())
+
+    anyio.run(main)
+    journal.close()
+    assert isinstance(checked(tmp_path), Verified)
+
+
+def _full(*_: object, **__: object) -> int:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def _delete(path: Path) -> None:
+    path.unlink()
+
+
+def _change_a_row(path: Path) -> None:
+    path.write_bytes(path.read_bytes().replace(b"helper", b"hulper", 1))
+
+
+def _cut_off(path: Path) -> None:
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-1]))
+
+
+def _give_another_number(path: Path) -> None:
+    path.rename(path.with_name(full(99)))
+
+
+@pytest.mark.parametrize("done", [_delete, _change_a_row, _cut_off, _give_another_number])
+def test_a_file_that_is_full_is_part_of_the_proof(done: Callable[[Path], None], tmp_path: Path) -> None:
+    rotated(tmp_path)
+    done(all_full(tmp_path)[1])
+    assert isinstance(checked(tmp_path), Broken)
+
+
+@pytest.mark.parametrize("emptied", [False, True])
+def test_a_log_whose_last_full_file_is_gone_is_left_as_evidence(emptied: bool, tmp_path: Path) -> None:
+    rotated(tmp_path)
+    if emptied:
+        (tmp_path / LOG).write_bytes(b"")
+        assert isinstance(Journal.open(tmp_path, SystemClock()), Broken)
+    all_full(tmp_path)[-1].unlink()
+    assert isinstance(checked(tmp_path), Broken)

@@ -20,7 +20,7 @@ from reconciler.commands.console import (
 )
 from reconciler.core.audit import Broken, Head, Verified
 from reconciler.core.audit import verify as verify_chain
-from reconciler.journal import Log, read
+from reconciler.journal_files import Log, read
 
 Directory = Annotated[
     Path | None, typer.Option("--log", metavar="DIR", help="Directory of the log; else that of the host.")

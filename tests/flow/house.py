@@ -27,7 +27,8 @@ from reconciler.core.policy import (
 )
 from reconciler.host import Host, Keep
 from reconciler.jobs import Jobs
-from reconciler.journal import LOG, Journal
+from reconciler.journal import Journal
+from reconciler.journal_files import LOG
 from reconciler.shell import Shell
 from reconciler.spool import Spool
 from reconciler.trail import AuditLog

@@ -18,7 +18,7 @@ from reconciler import run as run_module
 from reconciler.claim import Claim
 from reconciler.core.audit import Verified, verify
 from reconciler.core.job import RECOVERY, TRANSITIONS, Recovery, State
-from reconciler.journal import LOG
+from reconciler.journal_files import LOG
 from tests.flow.fake_backend import Crash
 from tests.flow.house import House, in_force, job, until
 

@@ -18,7 +18,8 @@ from reconciler.core.choose import Missing
 from reconciler.core.policy import BackendChoice, BackendName, Effective
 from reconciler.core.result import Result, ResultCode
 from reconciler.core.schema import load_schema
-from reconciler.journal import LOG, Journal, JournalFailed
+from reconciler.journal import Journal, JournalFailed
+from reconciler.journal_files import LOG
 from tests.flow.house import House, agent, entries, in_force, job, layer, until
 
 if TYPE_CHECKING:
