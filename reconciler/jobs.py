@@ -106,11 +106,13 @@ class Jobs:
         await settle.recover(self._shell, self._spool, left)
 
     async def keep_clean(self) -> None:
-        """Recover every minute, for ever."""
+        """Recover every minute, and remove what is beyond what is kept, for ever."""
         while True:
             await anyio.sleep(_REAP_INTERVAL)
             try:
                 await self.recover()
+                live = frozenset((run.claim.submitter.name, run.claim.job) for run in self.runs.values())
+                await settle.tidy(self._shell, self._spool, live)
             except OSError as error:
                 logger.error("the spool cannot be read: {}", error.strerror)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import TYPE_CHECKING, assert_never
 
 import anyio
@@ -16,6 +17,7 @@ from reconciler.core.result import MESSAGES, Decisions, Refusal, Result, ResultC
 from reconciler.journal import JournalFailed
 from reconciler.live import output_of
 from reconciler.live_files import forget, recovered
+from reconciler.retention import Kept, due, quarantined, remove_quarantined, remove_result, results
 from reconciler.trail import Trail
 
 if TYPE_CHECKING:
@@ -106,6 +108,53 @@ async def reap(shell: Shell, backends: Iterable[Backend], live: frozenset[str]) 
             )
         except JournalFailed:
             logger.error("what was reaped on {} is not in the audit log", backend.name)
+
+
+async def tidy(shell: Shell, spool: Spool, live: frozenset[tuple[str, str]]) -> None:
+    """Remove results and quarantined deliveries beyond what the host keeps: first the row, then what it tells of.
+
+    `live` are submitter and job of each live run, of which nothing is removed.
+
+    Raises:
+        OSError: the spool cannot be read or written.
+    """
+    now = time.time_ns()
+
+    def look() -> tuple[tuple[Kept, ...], tuple[Kept, ...]]:
+        found = [one for one in results(spool.root / "done") if (one.owner, one.name) not in live]
+        keep = shell.host.keep
+        return due(found, keep, now_ns=now), due(quarantined(spool.root / "quarantine"), keep, now_ns=now)
+
+    old, aside = await anyio.to_thread.run_sync(look)
+    if not old and not aside:
+        return
+    events = []
+    for place, found in (("done", old), ("quarantine", aside)):
+        for owner in sorted({one.owner for one in found}):
+            own = [one for one in found if one.owner == owner]
+            events.append(
+                Event(
+                    name=EventName.SPOOL_REMOVED,
+                    actor="ringfenced",
+                    object=f"{place}/{owner}",
+                    outcome="removed",
+                    message=f"{len(own)} beyond what is kept (keep in host.yaml)",
+                    detail={"names": [one.name for one in own], "bytes": sum(one.bytes for one in own)},
+                )
+            )
+    try:
+        await shell.audit.append(*events)
+    except JournalFailed:
+        logger.error("nothing is removed from the spool: that cannot be audited")
+        return
+
+    def remove() -> None:
+        for one in old:
+            remove_result(spool.root / "done", one)
+        for one in aside:
+            remove_quarantined(spool.root / "quarantine", one)
+
+    await anyio.to_thread.run_sync(remove)
 
 
 async def recover(shell: Shell, spool: Spool, runs: Iterable[str]) -> None:

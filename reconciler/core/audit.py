@@ -39,6 +39,7 @@ class EventName(StrEnum):
     DAEMON_STOP = "agent_sandbox.daemon.stop"
     PROBE = "agent_sandbox.probe"
     AUDIT_REPAIR = "agent_sandbox.audit.repair"
+    SPOOL_REMOVED = "agent_sandbox.spool.removed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
