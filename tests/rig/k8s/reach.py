@@ -113,15 +113,19 @@ def _targets(cluster: Cluster, other: str) -> dict[str, str]:
 
 def _run(cluster: Cluster, name: str, attacker: Mapping[str, object]) -> dict[str, Any]:
     cluster.apply(attacker)
-    cluster.kubectl("wait", "--for=jsonpath={.status.phase}=Succeeded", f"pod/{name}", "--timeout=60s", check=True)
+    _wait(cluster, name, "jsonpath={.status.phase}=Succeeded")
     said: dict[str, Any] = json.loads(cluster.kubectl("logs", name, check=True).stdout)
     cluster.kubectl("delete", "--force", "--grace-period=0", "pod", name)
     return said
 
 
 def _address(cluster: Cluster, name: str) -> str:
-    cluster.kubectl("wait", "--for=condition=Ready", f"pod/{name}", "--timeout=60s", check=True)
+    _wait(cluster, name, "condition=Ready")
     return str(cluster.get(f"/api/v1/namespaces/default/pods/{name}")["status"]["podIP"])
+
+
+def _wait(cluster: Cluster, name: str, what: str) -> None:
+    cluster.kubectl("wait", f"--for={what}", f"pod/{name}", "--timeout=120s", timeout_s=130, check=True)
 
 
 def _policy() -> dict[str, object]:
