@@ -124,7 +124,7 @@ class Machine:
             raise RuntimeError(f"the {self.name} machine left something behind:\n{logs}")
 
     def order(self, verb: str, name: str) -> None:
-        """Have a program started (`start`), or ended by SIGKILL (`kill`) or SIGTERM (`stop`)."""
+        """Have a program started (`start`), ended (`kill`, `stop`: SIGTERM), held (`pause`) or let go (`resume`)."""
         keeper = self._keeper
         if keeper is None or keeper.stdin is None or keeper.stdout is None:
             raise RuntimeError(f"the {self.name} machine is not up")

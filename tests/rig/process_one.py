@@ -3,6 +3,7 @@
     process_one.py SETTINGS    SETTINGS: JSON, as `Machine` makes it. Orders on standard input, a line each:
     start NAME                 answered by a line when the program runs, not when it serves
     kill NAME                  SIGKILL, answered when it is dead;  `stop NAME` the same with SIGTERM
+    pause NAME                 SIGSTOP;  `resume NAME` SIGCONT
 The end of standard input ends it, and with process 1 the kernel ends all the rest. Standard library alone.
 """
 
@@ -55,6 +56,10 @@ class Programs:
                 raise SystemExit(f"{name} does not end")
             time.sleep(0.01)
 
+    def tell(self, name: str, number: int) -> None:
+        """Signal one that goes on afterwards."""
+        os.kill(self._pids[name], number)
+
     def reap(self) -> frozenset[int]:
         """Collect what has ended."""
         ended: set[int] = set()
@@ -97,6 +102,8 @@ def main() -> None:
             verb, name = line.decode().split()
             if verb == "start":
                 programs.start(name)
+            elif verb in {"pause", "resume"}:
+                programs.tell(name, {"pause": signal.SIGSTOP, "resume": signal.SIGCONT}[verb])
             else:
                 programs.end(name, {"kill": signal.SIGKILL, "stop": signal.SIGTERM}[verb])
             os.write(1, b"done\n")

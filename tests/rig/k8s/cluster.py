@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import ssl
@@ -19,7 +20,7 @@ from tests.rig.k8s.plan import NODE, NODE_ADDRESS, PAUSE, QUEUE, Netpol, Plan
 from tests.rig.machine import Machine
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from types import TracebackType
 
     from tests.rig.docker import Image
@@ -163,6 +164,15 @@ class Cluster:
     def kill_program(self, name: str) -> None:
         """End a part by SIGKILL; the pods live on."""
         self._machine.order("kill", name)
+
+    @contextlib.contextmanager
+    def paused(self, name: str) -> Iterator[None]:
+        """Hold a part for a while, as on a node that is too busy for it."""
+        self._machine.order("pause", name)
+        try:
+            yield
+        finally:
+            self._machine.order("resume", name)
 
     # --- what a test asks of it ---------------------------------------------------------------------------------------
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -42,8 +44,11 @@ class Reach:
     """What was reached six seconds later, of what no policy allows."""
 
 
-def measure(cluster: Cluster, image: str, *, runtime: str | None, pods: int) -> Reach:
-    """Start as many pods, one after the other, that attack from their first instruction; about 12 s each."""
+def measure(cluster: Cluster, image: str, *, runtime: str | None, pods: int, late: str | None = None) -> Reach:
+    """Start as many pods, one after the other, that attack from their first instruction; about 12 s each.
+
+    `late`: a part of the cluster that is held until a second after each pod has started.
+    """
     serve = ("python3", "-m", "http.server", "3128")
     cluster.apply(_policy(), *(pod(name, image, serve, labels={_ROLE: name}) for name in ("proxy", "other")))
     doors = [
@@ -58,7 +63,7 @@ def measure(cluster: Cluster, image: str, *, runtime: str | None, pods: int) -> 
         attack = ("python3", "-c", _ATTACKER.read_text(), json.dumps(order))
         fenced = {f"fenced-{number}": {_ROLE: "fenced"} for number in range(pods)}
         seen = [
-            _run(cluster, name, pod(name, image, attack, labels=labels, runtime=runtime))
+            _run(cluster, name, pod(name, image, attack, labels=labels, runtime=runtime), late)
             for name, labels in fenced.items()
         ]
     finally:
@@ -111,8 +116,12 @@ def _targets(cluster: Cluster, other: str) -> dict[str, str]:
     }
 
 
-def _run(cluster: Cluster, name: str, attacker: Mapping[str, object]) -> dict[str, Any]:
-    cluster.apply(attacker)
+def _run(cluster: Cluster, name: str, attacker: Mapping[str, object], late: str | None) -> dict[str, Any]:
+    with contextlib.nullcontext() if late is None else cluster.paused(late):
+        cluster.apply(attacker)
+        if late is not None:
+            _wait(cluster, name, "condition=Ready")
+            time.sleep(1)
     _wait(cluster, name, "jsonpath={.status.phase}=Succeeded")
     said: dict[str, Any] = json.loads(cluster.kubectl("logs", name, check=True).stdout)
     cluster.kubectl("delete", "--force", "--grace-period=0", "pod", name)

@@ -119,25 +119,29 @@ BY_KUBE_ROUTER = LINK_LOCAL | {"a node process on 30000-32767"}
 
 
 @pytest.mark.parametrize(
-    ("k8s", "leaks", "settled"),
+    ("k8s", "late", "settled"),
     [
-        pytest.param(Setup(), True, BY_KUBE_ROUTER, id="kube-router"),
-        pytest.param(Setup(ipv6=False), True, BY_KUBE_ROUTER - LINK_LOCAL, id="kube-router, no IPv6"),
-        pytest.param(Setup(netpol=Netpol.KNP), False, LINK_LOCAL, id="knp"),
+        pytest.param(Setup(), "kube-router", BY_KUBE_ROUTER, id="kube-router"),
+        pytest.param(Setup(ipv6=False), "kube-router", BY_KUBE_ROUTER - LINK_LOCAL, id="kube-router, no IPv6"),
+        pytest.param(Setup(netpol=Netpol.KNP), None, LINK_LOCAL, id="knp"),
     ],
     indirect=["k8s"],
 )
 @runtimes
 @pytest.mark.timeout(300)
 def test_a_fenced_pod_reaches_what_it_was_seen_to_reach(
-    k8s: Standing, leaks: bool, settled: frozenset[str], runtime: str | None
+    k8s: Standing, late: str | None, settled: frozenset[str], runtime: str | None
 ) -> None:
-    """The reasons for how the fence of pods is built: none of this is what a policy says."""
-    seen = reach.measure(k8s.cluster, k8s.agent, runtime=runtime, pods=1)
+    """The reasons for how the fence of pods is built: none of this is what a policy says.
+
+    kube-router is held for the pod's first second, which it needs for itself on a busy node; without, the pod wins the
+    race most of the times. What judges by NRI needs no time.
+    """
+    seen = reach.measure(k8s.cluster, k8s.agent, runtime=runtime, pods=1, late=late)
+    leaks = int(late is not None)
+    assert (seen.leaked, seen.held) == (leaks, leaks)
+    assert bool(k8s.cluster.rig.arrivals(address=reach.OUTSIDE, port=8080)) == bool(leaks)
     assert seen.settled == settled
-    assert bool(k8s.cluster.rig.arrivals(address=reach.OUTSIDE, port=8080)) == bool(seen.leaked)
-    if runtime is None or not leaks:  # gVisor takes its time, so that the rules are often there before the command
-        assert bool(seen.leaked) == leaks
 
 
 @pytest.mark.parametrize("k8s", [Setup(netpol=Netpol.NONE)], indirect=True, ids=str)
