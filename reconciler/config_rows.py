@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from reconciler.core.audit import Event, EventName
 from reconciler.core.cut import canonical
-from reconciler.core.plan import grant_text
 from reconciler.core.trust import Trust, weakenings
+from reconciler.core.written import grant_text, text, written
 from reconciler.snapshot import NotSettled, Snapshot
 
 if TYPE_CHECKING:
@@ -212,8 +212,8 @@ def _updates(changes: tuple[Change, ...], revision: str | None, commit: str | No
             object=f"{change.document}#{change.field}" if change.field else change.document,
             outcome="applied",
             revision=revision,
-            before=change.before,
-            after=change.after,
+            before=written(change.document, change.field, change.before),
+            after=written(change.document, change.field, change.after),
             weakening=change.weakening,
             detail={
                 "document": change.document,
@@ -243,7 +243,11 @@ def _held(
     """Give a row for each held change of a document whose held changes are not what they were, and for each release."""
     news = [one for one in held if told.get(one.document) != digests[one.document]]
     for one in news[:_MOST]:
-        missing = [f"{step.document}#{step.field} {step.action} {step.value}" for step in one.steps if not step.grants]
+        missing = [
+            f"{step.document}#{step.field} {step.action} {text(step.document, step.field, step.value)}"
+            for step in one.steps
+            if not step.grants
+        ]
         yield Event(
             name=EventName.CONFIG_HELD,
             actor=UNSIGNED,
@@ -254,8 +258,8 @@ def _held(
             if missing
             else "waits for the alarm's end",
             revision=revision,
-            before=one.after,
-            after=one.wanted,
+            before=written(one.document, one.field, one.after),
+            after=written(one.document, one.field, one.wanted),
             weakening=True,
             detail={
                 "document": one.document,

@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import shutil
 import threading
+import time
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import anyio
@@ -23,7 +25,7 @@ from reconciler.snapshot import NotSettled
 from tests.estate import PLATFORM, Estate, agent
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from reconciler.core.audit import Event
@@ -121,6 +123,65 @@ def test_a_second_pass_over_the_same_directory_writes_nothing(estate: Estate) ->
     assert len(estate.rows()) == count
     assert estate.config.in_force == generation
     assert (estate.root / "state" / "state.json").stat().st_mtime_ns == before
+
+
+def test_rows_tell_values_as_documents_write_them(estate: Estate) -> None:
+    estate.write(helper=agent(limits="{memory: 1GiB, timeout: 1h, pids: 16}"))
+    estate.run()
+    held = {row["object"]: row for row in estate.rows("config.held")}
+    memory = held["agents/helper#/limits/memory"]
+    assert (memory["before"], memory["after"]) == ("512MiB", "1GiB")
+    assert memory["message"] == "waits for a signed reason that grants agents/helper#/limits/memory value 1GiB"
+    timeout = held["agents/helper#/limits/timeout"]
+    assert (timeout["before"], timeout["after"]) == ("10m", "1h")
+    estate.write(new=agent("new", limits="{memory: 256MiB}"), helper=None)
+    estate.run()
+    rows = {row["object"]: row for row in estate.rows("config.update")}
+    new = rows["agents/new"]["after"]
+    assert isinstance(new, dict)
+    assert (new["limits"]["memory"], new["limits"]["timeout"]) == ("256MiB", "10m")
+    gone = rows["agents/helper"]["before"]
+    assert isinstance(gone, dict)
+    assert gone["limits"]["memory"] == "512MiB"
+
+
+@pytest.fixture
+def foreign_zone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The farthest zone that there is, for the whole process."""
+    with monkeypatch.context() as patch:
+        patch.setenv("TZ", "Pacific/Kiritimati")
+        time.tzset()
+        assert time.timezone < -13 * 3600
+        yield
+    time.tzset()
+
+
+@pytest.mark.usefixtures("foreign_zone")
+@pytest.mark.parametrize(
+    ("later", "counts"),
+    [(3599, True), (3600, False), (3601, False)],
+    ids=["before", "at it", "after"],
+)
+@pytest.mark.parametrize("what", ["statement", "signer"])
+def test_an_end_is_utc_and_exact_wherever_the_daemon_thinks_it_is(
+    what: str, later: int, counts: bool, estate: Estate
+) -> None:
+    if what == "statement":
+        estate.reason(2, add("new.vendor.com"), expires="2026-06-01T13:00:00Z")
+    else:
+        estate.clock.turn(seconds=later)  # a signer's end counts when a statement is first seen
+        ends = 'namespaces="governance.weaken@ringfence.v1",valid-before="20260601130000Z"'
+        estate.trust("alice", options=ends)
+        estate.reason(2, add("new.vendor.com"))
+    estate.write(helper=agent(allow=["new.vendor.com"]))
+    first = estate.run()
+    if what == "statement":
+        assert estate.allows() == ["new.vendor.com"]
+        assert first.expiry == datetime(2026, 6, 1, 13, tzinfo=UTC)
+        estate.clock.turn(seconds=later)
+        estate.restart()
+        estate.run()
+    assert estate.allows() == (["new.vendor.com"] if counts else [])
 
 
 def test_what_is_held_is_told_once_and_again_only_when_it_changes(estate: Estate) -> None:

@@ -28,6 +28,7 @@ from reconciler.core.policy import Effective, InForce, Layer, in_force
 from reconciler.core.reference import weakenings
 from reconciler.core.replay import decide
 from reconciler.core.units import TO_COME
+from reconciler.core.written import written
 from reconciler.host import Host
 from reconciler.snapshot import Snapshot
 from reconciler.state import State, StateBroken, StateFile
@@ -169,7 +170,8 @@ def stored(host: Host) -> State:
 
 def effective_lines(one: Effective) -> list[str]:
     """What is in force for one agent, for people; the dry run of a job prints the same."""
-    agent, limits = one.agent, one.agent.limits
+    agent = one.agent
+    limits = written(f"agents/{agent.name}", "/limits", dataclasses.asdict(agent.limits))
     lines = [
         f"  image {agent.image}, isolation at least {agent.minimum_isolation}, uid {agent.user} inside",
         f"  allow {_list(agent.allow)}",
@@ -178,7 +180,7 @@ def effective_lines(one: Effective) -> list[str]:
     lines += [
         *_layer_lines(one.layers),
         f"  submitters {_list(agent.submitters)}; variables {_list(agent.env_allow)}; secrets {_list(agent.secrets)}",
-        f"  limits {', '.join(f'{name} {value}' for name, value in dataclasses.asdict(limits).items())}",
+        f"  limits {', '.join(f'{name} {value}' for name, value in limits.items())}",
         f"  signed reasons in use: {_list(one.reasons)}",
     ]
     if one.blocked:

@@ -24,10 +24,10 @@ from reconciler.commands.console import (
 from reconciler.commands.policy import REASON_LASTS
 from reconciler.config_pass import trust_of
 from reconciler.core.load import Problem
-from reconciler.core.plan import grant_text
 from reconciler.core.statement import ReasonRefused, Terms
 from reconciler.core.statement import read as read_statement
 from reconciler.core.trust import NAMESPACE, PRINCIPAL, TrustBroken
+from reconciler.core.written import grant_text
 from reconciler.reason import Verifier
 from reconciler.reason import sign as sign_statement
 

@@ -8,19 +8,15 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
-from reconciler.core import formats
 from reconciler.core.grants import Action
 from reconciler.core.hostnames import unicode_form
-from reconciler.core.load import split
-from reconciler.core.order import Leaf, find, order_of
-from reconciler.core.schema import load_schema
 from reconciler.core.units import TO_COME
+from reconciler.core.written import shown, written
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from reconciler.core.findings import Change, Held, Step
-    from reconciler.core.grants import Grant
     from reconciler.core.load import Problem, Tree
     from reconciler.core.reconcile import Outcome
     from reconciler.core.validate import Desired
@@ -137,11 +133,6 @@ def emit_reason(
     return "\n".join(lines) + "\n"
 
 
-def grant_text(grant: Grant) -> str:
-    """Tell one grant for people, with its value as documents write it."""
-    return f"{grant.document} {grant.field} {grant.action}: {_value(grant.document, grant.field, grant.item)}"
-
-
 _PLAIN = re.compile(r"[A-Za-z_/][A-Za-z0-9._/-]*(?::[0-9]+)?")
 _YAML_WORDS = frozenset({"true", "false", "null", "yes", "no", "on", "off", "y", "n"})
 
@@ -201,34 +192,6 @@ def _whom(agents: Sequence[str]) -> str:
     return told if len(present) == len(agents) else f"{told} and those to come"
 
 
-def shown(document: str, field: str, before: Tree, after: Tree) -> str:
-    """Write two values of a field for people: what joined and left a list, else one value and the other."""
-    if isinstance(before, list) and isinstance(after, list):
-        gone = [f"-{one}" for one in before if one not in after]
-        come = [f"+{one}" for one in after if one not in before]
-        return " ".join([*gone, *come])
-    return f"{_value(document, field, before)} -> {_value(document, field, after)}"
-
-
-def _value(document: str, field: str, value: Tree) -> str:
-    if isinstance(value, list | dict):
-        return json.dumps(value)
-    return formats.render(_format(document, field), value)
-
-
-def _written(document: str, field: str, value: Tree) -> Tree:
-    """Give a value as a document writes it."""
-    name = _format(document, field)
-    return formats.render(name, value) if name is not None and isinstance(value, int) else value
-
-
-def _format(document: str, field: str) -> str | None:
-    folder = document.partition("/")[0]
-    kind = {"agents": "agent", "egress": "egress"}.get(folder, "platform")
-    order = find(order_of(load_schema(kind)), split(field))
-    return order.node.get("x-format") if isinstance(order, Leaf) else None
-
-
 def _step_json(step: Step) -> dict[str, Tree]:
     return {
         "action": str(step.action),
@@ -244,8 +207,8 @@ def _change_json(change: Change) -> dict[str, Tree]:
     return {
         "document": change.document,
         "field": change.field,
-        "before": _written(change.document, change.field, change.before),
-        "after": _written(change.document, change.field, change.after),
+        "before": written(change.document, change.field, change.before),
+        "after": written(change.document, change.field, change.after),
         "weakening": change.weakening,
         "agents": list(change.agents),
         "reasons": list(change.grants),
@@ -259,9 +222,9 @@ def _held_json(held: Held) -> dict[str, Tree]:
     return {
         "document": held.document,
         "field": held.field,
-        "before": _written(held.document, held.field, held.before),
-        "after": _written(held.document, held.field, held.after),
-        "wanted": _written(held.document, held.field, held.wanted),
+        "before": written(held.document, held.field, held.before),
+        "after": written(held.document, held.field, held.after),
+        "wanted": written(held.document, held.field, held.wanted),
         "agents": list(held.agents),
         "steps": [_step_json(step) for step in held.steps],
     }

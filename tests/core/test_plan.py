@@ -14,11 +14,12 @@ from reconciler.core.directions import NEVER_APPROVED, Leaf, find, order_of
 from reconciler.core.findings import Step
 from reconciler.core.grants import Action
 from reconciler.core.memory import Memory
-from reconciler.core.plan import ExitCode, Plan, emit_reason, grant_text, plan
+from reconciler.core.plan import ExitCode, Plan, emit_reason, plan
 from reconciler.core.reconcile import reconcile
 from reconciler.core.schema import load_schema
 from reconciler.core.statement import Statement, read
 from reconciler.core.validate import desired
+from reconciler.core.written import grant_text, written
 from tests.core.scene import ALICE, BOB, Host, agent, egress, platform, signed
 from tests.strategies import directories
 
@@ -221,3 +222,24 @@ reason: needed for the tests of statements
 grants:
   - {document: platform, field: /enabled, value: true}
 """
+
+
+def test_whole_documents_are_told_as_they_are_written() -> None:
+    host = Host()
+    files = BASE | agent(limits={"memory": "256MiB", "timeout": "90s"}, secrets={"K": {"file": "/s/one"}})
+    tree = host.good(files).tree["agents"]["helper"]["own"]
+    told = written("agents/helper", "", tree)
+    assert (told["limits"]["memory"], told["limits"]["timeout"], told["limits"]["cpus"]) == ("256MiB", "90s", 1)
+    assert (told["user"], told["allow"]) == (tree["user"], tree["allow"])
+    assert written("agents/helper", "/limits", tree["limits"]) == told["limits"]
+    assert written("agents/helper", "/no/such/field", 512) == 512
+
+
+@given(files=directories())
+def test_what_is_told_of_an_agent_is_a_document_that_resolves_to_the_same(files: dict[str, bytes]) -> None:
+    wanted = desired(files)
+    for name, tree in wanted.documents.items():
+        told = {key: value for key, value in written(name, "", tree).items() if value is not None}
+        again = desired({f"{name}.yaml": json.dumps(told).encode()})
+        assert again.documents.get(name, tree) == tree
+        assert name == "platform" or name in again.documents

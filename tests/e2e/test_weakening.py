@@ -6,11 +6,14 @@ import itertools
 import json
 import re
 import subprocess
+import time
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from reconciler.clock import SystemClock
 from reconciler.core.schema import load_schema
 from tests.e2e import documents
 
@@ -61,7 +64,11 @@ while True:
     print(get(), word, flush=True)
     time.sleep(0.05)
 """
-CASES = 16
+CASES = 20
+_LASTS_S = 12
+"""Seconds that a signed reason counts which a test waits for the end of."""
+_SKEW_S = 0.05
+"""A file is replaced before the test has read the clock; a row has its time in milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,13 +114,24 @@ class Case:
         path = self.host.policy / "reasons" / f"{self.identity}.yaml"
         self.host.place(path.with_suffix(".alice.sig"), armor(path))
 
-    def sign(self) -> None:
-        """Sign for the vendor as alice."""
-        self.place(documents.statement(self.identity, *self.grants), self.by_alice)
+    def sign(self, signer: str = "alice", **fields: object) -> None:
+        """Sign for the vendor."""
+        statement = documents.statement(self.identity, *self.grants, **fields)
+        self.place(statement, lambda path: self.host.signature(path, signer))
 
     def by_alice(self, path: Path) -> bytes:
         """Give alice's signature."""
         return self.host.signature(path, "alice")
+
+    def closed(self, run: str, *, after: int) -> dict[str, Any]:
+        """Wait for the row that says that the run's open tunnel was closed."""
+
+        def found() -> list[dict[str, Any]]:
+            rows = self.host.rows("egress.deny", run=run)
+            return [row for row in rows if row["seq"] > after and row["code"] == "policy_changed"]
+
+        self.host.eventually(lambda: bool(found()), "the tunnel is closed")
+        return found()[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,6 +319,66 @@ def test_a_tightening_applies_at_once_and_closes_what_is_open(
     case.host.rig.clear()
     poller.polls_on(5)
     assert case.host.rig.packets() == []
+
+
+def expire(case: Case) -> datetime:
+    """Wait for the end that the signed reason has."""
+    statement = json.loads((case.host.policy / "reasons" / f"{case.identity}.yaml").read_text("utf-8"))
+    end = datetime.fromisoformat(statement["expires"])
+    time.sleep(max(0.0, (end - SystemClock().now()).total_seconds()))
+    return end
+
+
+def revoke_key(case: Case) -> datetime:
+    """Revoke the key that signed."""
+    command = ["/usr/bin/ssh-keygen", "-lf", str(case.host.keys / "carol.pub")]
+    fingerprint = subprocess.run(command, capture_output=True, text=True, check=True, timeout=20).stdout.split()[1]
+    (case.host.trust / "revoked").write_text(f"key {fingerprint}\n", "utf-8")
+    return SystemClock().now()
+
+
+def remove_signer(case: Case) -> datetime:
+    """Take whoever signed off the list of signers."""
+    signers = case.host.trust / "allowed_signers"
+    kept = [line for line in signers.read_text("utf-8").splitlines(keepends=True) if not line.startswith("carol ")]
+    case.host.place(signers, "".join(kept).encode())
+    return SystemClock().now()
+
+
+def tighten_list(case: Case) -> datetime:
+    """Take the vendor off the agent's list."""
+    remove_host(case)
+    return SystemClock().now()
+
+
+@pytest.mark.parametrize(
+    ("end", "lapsed"),
+    [
+        pytest.param(tighten_list, None, id="a tightening"),
+        pytest.param(expire, "expired", id="expiry"),
+        pytest.param(revoke_key, "key_revoked", id="revocation of the key"),
+        pytest.param(remove_signer, "unknown_key", id="removal of the signer"),
+    ],
+)
+def test_what_ends_a_permission_closes_an_open_tunnel_within_a_second(
+    case: Case, poller: Poller, end: Callable[[Case], datetime], lapsed: str | None
+) -> None:
+    host = case.host
+    (host.trust / "revoked").write_text("", "utf-8")
+    for old in host.keys.glob("carol*"):
+        old.unlink()
+    host.add_signer("carol")
+    case.hold()
+    expires = (SystemClock().now() + timedelta(seconds=_LASTS_S)).strftime("%Y-%m-%dT%H:%M:%SZ")
+    case.sign("carol", expires=expires)
+    poller.sees("200 open", since=0, within_s=_LASTS_S / 2)
+    last = host.rows()[-1]["seq"]
+    ended = end(case)
+    closed = case.closed(poller.run, after=last)
+    assert closed["object"] == TUNNEL
+    assert 0 <= (datetime.fromisoformat(closed["time"]) - ended).total_seconds() + _SKEW_S <= 1 + _SKEW_S
+    codes = [row["code"] for row in case.rows("reason.lapsed", after=last)]
+    assert codes == ([] if lapsed is None else [lapsed])
 
 
 def altered(case: Case, path: Path) -> bytes:
