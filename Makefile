@@ -6,6 +6,7 @@
 
 PYTHON ?= python3
 VENV ?= .venv
+WORKERS ?= 2
 BIN = $(VENV)/bin
 
 .PHONY: packages setup lint check test bench demo clean
@@ -31,7 +32,7 @@ check: lint
 	$(BIN)/pytest -q -m "not rig and not bubblewrap and not docker and not k8s and not firecracker"
 
 test: setup
-	$(BIN)/pytest -q
+	$(BIN)/pytest -q -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 	HYPOTHESIS_PROFILE=deep $(BIN)/pytest -q tests/core/test_machine.py -k lives_through_anything
 
 bench: setup

@@ -24,6 +24,8 @@ from tests.rig.k8s.fixtures import Setup as ClusterSetup
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from _pytest.mark.structures import ParameterSet
+
     from reconciler.backends.base import Backend
     from tests.backends.docker_world import DockerOnRig
     from tests.backends.k8s_world import K8sOnRig
@@ -36,7 +38,10 @@ _SETUPS = (
     Setup(which=Which.DEBIAN),
 )
 KINDS = tuple(Kind(setup=setup, runtime=runtime) for setup in _SETUPS for runtime in Runtime)
-"""Both engines, both firewalls, both runtimes: on each, everything that a backend promises has to hold."""
+"""Both engines, both firewalls, both runtimes: on each, what a fence is has to hold."""
+ENGINES = tuple(kind for kind in KINDS if kind.setup.firewall is Firewall.IPTABLES)
+"""Both engines, both runtimes: how a command starts, ends and is bounded is the same behind either firewall."""
+
 
 K8S_KINDS = tuple(
     K8sKind(setup=ClusterSetup(netpol=netpol), gvisor=gvisor)
@@ -44,6 +49,25 @@ K8S_KINDS = tuple(
     for gvisor in (True, False)
 )
 """Both enforcers, with the RuntimeClass of gVisor and without."""
+
+
+def _bounding(kinds: tuple[Kind, ...]) -> list[ParameterSet]:
+    return [
+        pytest.param("bubblewrap", id="bubblewrap", marks=[pytest.mark.bubblewrap, pytest.mark.rig]),
+        *(pytest.param(kind, id=str(kind), marks=[pytest.mark.docker, pytest.mark.rig]) for kind in kinds),
+    ]
+
+
+_CLUSTERED = [pytest.param(kind, id=str(kind), marks=[pytest.mark.k8s, pytest.mark.rig]) for kind in K8S_KINDS]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run a test of the contract on each backend; one that is marked `firewalls` behind each firewall of Docker too."""
+    kinds = KINDS if metafunc.definition.get_closest_marker("firewalls") else ENGINES
+    if "backend" in metafunc.fixturenames:
+        metafunc.parametrize("backend", [*_bounding(kinds), *_CLUSTERED], indirect=True)
+    if "bounding" in metafunc.fixturenames:
+        metafunc.parametrize("bounding", _bounding(kinds), indirect=True)
 
 
 @pytest.fixture(scope="session")
@@ -100,20 +124,13 @@ def k8s_backend(
         yield k8s_backends.backend(kind)
 
 
-_BOUNDING = (
-    pytest.param("bubblewrap", marks=[pytest.mark.bubblewrap, pytest.mark.rig]),
-    *(pytest.param(kind, id=str(kind), marks=[pytest.mark.docker, pytest.mark.rig]) for kind in KINDS),
-)
-_CLUSTERED = tuple(pytest.param(kind, id=str(kind), marks=[pytest.mark.k8s, pytest.mark.rig]) for kind in K8S_KINDS)
-
-
-@pytest.fixture(params=(*_BOUNDING, *_CLUSTERED))
+@pytest.fixture
 def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Backend]:
     """Each backend that keeps the contract; a new one adds its name and a fixture of that name."""
     yield from _stand(request, monkeypatch)
 
 
-@pytest.fixture(params=_BOUNDING)
+@pytest.fixture
 def bounding(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Backend]:
     """Each that bounds a sandbox's processes, open files and kernel sockets; in a cluster the node's settings do."""
     yield from _stand(request, monkeypatch)

@@ -137,6 +137,12 @@ def test_what_another_owner_has_and_what_is_live_is_left_alone(
 
 
 @pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine that is away for 3 s counts as lost: nobody starts it again before that."""
+    monkeypatch.setattr(docker_process, "_AWAY_S", 3.0)
+
+
+@pytest.fixture
 def restarting(docker: DockerOnRig) -> Iterator[DockerOnRig]:
     """A backend whose engine is up again afterwards, whatever the test did to it."""
     yield docker
@@ -169,6 +175,7 @@ def test_an_engine_that_is_killed_during_a_run_and_started_again(restarting: Doc
 
 
 @on(CURRENT)
+@pytest.mark.usefixtures("impatient")
 def test_an_engine_that_stays_away_ends_the_run_and_is_cleaned_up_when_it_is_back(restarting: DockerOnRig) -> None:
     docker, recorder = restarting, Recorder()
 
@@ -188,6 +195,7 @@ def test_an_engine_that_stays_away_ends_the_run_and_is_cleaned_up_when_it_is_bac
 
 
 @on(CURRENT)
+@pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("step", ["networks", "proxy ready", "canaries", "agent container"])
 def test_an_engine_that_is_killed_during_a_launch_refuses_it(restarting: DockerOnRig, step: str) -> None:
     docker = restarting

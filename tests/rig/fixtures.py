@@ -13,7 +13,7 @@ from tests.rig import Rig, leaks
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_SETTLE_S = 5.0
+SETTLE_S = 5.0
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -25,7 +25,7 @@ def nothing_left() -> Iterator[None]:
     before = leaks.take(value)
     yield
     alone = presence.leave()
-    end = time.monotonic() + _SETTLE_S
+    end = time.monotonic() + SETTLE_S
     while left := leaks.take(value).since(before, alone=alone):
         if time.monotonic() > end:
             pytest.fail("left behind after the session:\n  " + "\n  ".join(left), pytrace=False)
