@@ -32,7 +32,7 @@ check: lint
 	$(BIN)/pytest -q -m "not rig and not bubblewrap and not docker and not k8s and not firecracker"
 
 test: setup
-	$(BIN)/pytest -q -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
+	$(BIN)/pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 	HYPOTHESIS_PROFILE=deep $(BIN)/pytest -q tests/core/test_machine.py -k lives_through_anything
 
 bench: setup

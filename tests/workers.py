@@ -1,6 +1,6 @@
-"""Owns how tests are shared out where several processes run them (`pytest -n 2 --dist loadgroup`), and what is left.
+"""Owns what is different where several workers run the tests (`pytest -n 2 --dist loadfile`): their order, the census.
 
-What shares an engine, or a module's own installation, stays with one worker. Engines take longest, so they come first.
+A file stays with one worker, and with it what its tests share: an engine, an installation, a rig.
 """
 
 from __future__ import annotations
@@ -11,47 +11,18 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.e2e.grounds import Ground
 from tests.rig import leaks
-from tests.rig.docker.fixtures import Setup
 from tests.rig.fixtures import SETTLE_S
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable, Mapping
-
-
-def _setup(parameters: Mapping[str, object]) -> Setup | None:
-    """Give the engine that a test runs on, as its parameters say."""
-    for value in parameters.values():
-        found = value if isinstance(value, Setup) else getattr(value, "setup", None)
-        if isinstance(found, Setup):
-            return found
-    return None
-
-
-def group(item: pytest.Item) -> str:
-    """Say what a test has to stay together with."""
-    parts = item.path.relative_to(item.config.rootpath).parts
-    module = "/".join(parts)
-    if item.get_closest_marker("docker") is None:
-        return module
-    parameters = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
-    setup = _setup(parameters)
-    ground = next((value for value in parameters.values() if isinstance(value, Ground)), None)
-    if ground is not None:
-        # One engine is up at a time there, and comes up anew for each group.
-        return f"{parts[1]} on {ground}"
-    return f"{module} on {setup}"
+    from collections.abc import Generator, Iterable
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Name each test's group; where there are workers, what takes longest is begun with."""
-    if "PYTEST_XDIST_WORKER" not in os.environ:
-        return
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group(group(item)))
-    items.sort(key=_order)
+    """Begin, where there are workers, with what takes longest."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        items.sort(key=_order)
 
 
 def _order(item: pytest.Item) -> int:

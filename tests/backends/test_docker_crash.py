@@ -18,7 +18,7 @@ import anyio
 import anyio.to_thread
 import pytest
 
-from reconciler.backends import docker_place, labels
+from reconciler.backends import docker_place, docker_process, labels
 from reconciler.backends.base import ExitCode
 from reconciler.backends.docker import Docker
 from reconciler.backends.docker_engine import Engine
