@@ -1,4 +1,5 @@
 # make setup   a virtual environment with everything that the checks need
+# make rig     the Docker engines and images that tests use, where the cache lacks them
 # make check   lint, types, import contracts, unit tests
 # make test    every test that this machine can run (root: network namespaces, bubblewrap)
 # make bench   benchmarks, printed as ratios
@@ -9,7 +10,7 @@ VENV ?= .venv
 WORKERS ?= 2
 BIN = $(VENV)/bin
 
-.PHONY: packages setup lint check test bench demo clean
+.PHONY: packages setup rig lint check test bench demo clean
 
 packages:
 	PYTHON=$(PYTHON) deploy/packages.sh
@@ -21,6 +22,10 @@ $(VENV)/.installed: pyproject.toml
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet --editable . --group dev
 	touch $@
+
+rig: setup
+	PYTHON=$(PYTHON) deploy/packages.sh rig
+	$(BIN)/python -m tests.rig.docker build
 
 lint: setup
 	$(BIN)/ruff check .

@@ -1,5 +1,6 @@
 #!/bin/sh
-# Installs the Debian packages that ringfence, its demo and its tests need and this machine lacks; names each one first.
+# packages.sh [rig]: installs the Debian packages that ringfence, its demo and its tests need and this machine lacks, with
+# `rig` also those that building the rig's Docker engines needs; names each one first.
 set -eu
 missing=""
 need() { # need PACKAGE COMMAND...: the package is missing when the command fails
@@ -17,6 +18,12 @@ need nftables test -x /usr/sbin/nft
 need libseccomp2 sh -c 'ldconfig -p | grep -q libseccomp.so.2'
 need python3 test -x /usr/bin/python3
 need python3-venv "${PYTHON:-python3}" -c 'import ensurepip, venv'
+if [ "${1:-}" = rig ]; then
+	need gcc gcc --version
+	need libc6-dev test -e /usr/include/stdio.h
+	need pkg-config pkg-config --version
+	need golang-go go version
+fi
 [ -z "$missing" ] && exit 0
 for package in $missing; do
 	echo "installing the Debian package $package"
