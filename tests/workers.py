@@ -26,9 +26,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _order(item: pytest.Item) -> int:
-    """Engines first, then what needs the rig, then all the rest; within each as they were collected."""
+    """Engines and clusters first, then what needs the rig, then all the rest; within each as they were collected."""
     marks = {mark.name for mark in item.iter_markers()}
-    return 0 if "docker" in marks else 1 if "rig" in marks else 2
+    return 0 if marks & {"docker", "k8s"} else 1 if "rig" in marks else 2
 
 
 @pytest.hookimpl(wrapper=True)
