@@ -29,6 +29,7 @@ CALL_S = 30
 _WAIT_S = 2
 """How long one request may wait for a container's end; then it is asked again."""
 _IN_PROGRESS = 409
+_LAST_LINES = 20
 
 T = TypeVar("T")
 
@@ -164,6 +165,10 @@ class Engine:
     async def container(self, name: str) -> Plain | None:
         """Look at a container; None when there is none."""
         return await self._ask(lambda client: _or_none(lambda: client.inspect_container(name)))
+
+    async def last_words(self, container: str) -> bytes:
+        """Give the last lines that the engine kept of a container's outputs."""
+        return await self._ask(lambda client: client.logs(container, stdout=True, stderr=True, tail=_LAST_LINES))
 
     async def kill(self, container: str, signal: str) -> None:
         """Send a signal; fine when the container does not run or is gone."""

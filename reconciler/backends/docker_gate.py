@@ -15,7 +15,7 @@ import anyio
 from reconciler.backends import docker_objects, docker_proof, docker_spec, gate_targets, input_files
 from reconciler.backends.base import Stream
 from reconciler.backends.docker_place import Role
-from reconciler.backends.docker_process import attached, until_ended
+from reconciler.backends.docker_process import attached, how_it_ended, until_ended
 from reconciler.backends.nft import PROXY_PORT
 from reconciler.core.gate_report import GateReport, Target, TargetKind, judge
 
@@ -106,6 +106,8 @@ async def run(
                 with anyio.move_on_after(_GATE_S):
                     state = await until_ended(engine, name)
                     await streams.ended.wait()
+                if asked is not None and said.report() is None:
+                    structure.append(f"the gate gave no report: {await how_it_ended(engine, name)}")
     if asked is None:
         return Unheard(tuple(structure))
     question = asked.question

@@ -32,7 +32,7 @@ from reconciler.backends.docker_gate import Asked, Unheard
 from reconciler.backends.docker_image import find_image
 from reconciler.backends.docker_look import Standing
 from reconciler.backends.docker_place import Role, Where
-from reconciler.backends.docker_process import attached
+from reconciler.backends.docker_process import attached, how_it_ended
 from reconciler.backends.docker_proxy import NoResolver, ProxyContainer, reachable
 from reconciler.backends.docker_sandbox import DockerSandbox, Voice
 from reconciler.backends.nft import PROXY_PORT
@@ -195,7 +195,7 @@ class _Raising:
             return unready
         if isinstance(heard, Unheard):
             return _refused("gate_failed", heard.structure or ("the gate was not asked",))
-        if failures := tuple(dict.fromkeys((*heard.report.failures, *heard.structure))):
+        if failures := tuple(dict.fromkeys((*heard.structure, *heard.report.failures))):
             judged = replace(heard.report, passed=False, failures=failures)
             return LaunchRefused(code="gate_failed", message=_gate_message(failures, heard.diagnostics), report=judged)
         steps.done("gate")
@@ -242,7 +242,7 @@ class _Raising:
         await engine.start(name)
         await proxy.send(self.launch.proxy)
         if unready := await proxy.until_ready(_READY_S):
-            return LaunchRefused(code="proxy_failed", message=unready)
+            return LaunchRefused(code="proxy_failed", message=f"{unready} ({await how_it_ended(engine, name)})")
         self.steps.done("proxy ready")
         return None
 

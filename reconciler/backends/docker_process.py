@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 _AWAY_S = 30.0
 """How long an engine may be away before its containers count as lost."""
 _ASK_AGAIN_S = 0.5
+_KNOWN_S = 5.0
+"""How long after the end of its streams an engine may take to know of a container's end."""
+_KEPT_WORDS = 1000
 
 
 class Streams:
@@ -119,3 +122,25 @@ async def until_ended(
         away += _ASK_AGAIN_S
         await anyio.sleep(_ASK_AGAIN_S)
     return None
+
+
+async def how_it_ended(engine: Engine, container: str) -> str:
+    """Say, for people, how a container ended that had no reason to: by the engine's word, and by its own last lines.
+
+    Its streams may have ended before the engine knows of its end, or without one.
+    """
+    try:
+        with anyio.move_on_after(_KNOWN_S):
+            await until_ended(engine, container)
+        found = await engine.container(container)
+        if found is None:
+            return "its container is gone"
+        words = (await engine.last_words(container)).decode("utf-8", "replace")
+    except EngineError as error:
+        return f"the engine does not say how: {error}"
+    state: dict[str, Any] = found["State"]
+    said = ["its container runs on" if state["Running"] else f"exit status {state['ExitCode']}"]
+    said += ["out of memory"] if state.get("OOMKilled") else []
+    said += [f"the engine says {state['Error']!r}"] if state.get("Error") else []
+    lines = " | ".join(words.split("\n")).strip(" |")[-_KEPT_WORDS:]
+    return "; ".join([*said, f"its last lines: {lines}" if lines else "it wrote nothing"])

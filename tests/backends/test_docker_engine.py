@@ -28,7 +28,7 @@ from tests.rig.docker import Runtime
 from tests.rig.docker.fixtures import Setup
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from reconciler.backends.base import LaunchRefused
     from reconciler.host import Host
@@ -281,6 +281,38 @@ def test_a_first_process_that_ignores_sigterm(docker: DockerOnRig, monkeypatch: 
             return anyio.current_time() - began
 
     assert (anyio.run(main) < GRACE_S) is init
+
+
+def ends(*words: str) -> Callable[[dict[str, Any]], None]:
+    """Have a container of our image say something on stderr and end with 3, without having read its input."""
+
+    def change(spec: dict[str, Any]) -> None:
+        code = f"import os; os.write(2, {' '.join(words)!r}.encode()); os._exit(3)"
+        spec |= {"Entrypoint": ["/usr/bin/python3", "-I", "-c", code], "Cmd": []}
+
+    return change
+
+
+@on(CURRENT, DEBIAN, runtimes=tuple(Runtime))
+@pytest.mark.parametrize(
+    ("made", "code"), [("proxy_container", "proxy_failed"), ("gate_container", "gate_failed")], ids=["proxy", "gate"]
+)
+def test_whoever_of_ours_ends_at_once_is_told_with_how(
+    docker: DockerOnRig, monkeypatch: pytest.MonkeyPatch, made: str, code: str
+) -> None:
+    without(monkeypatch, made, ends("nothing", "works"))
+    found = try_launch(docker)
+    assert (found.code, "exit status 3" in found.message, "nothing works" in found.message) == (code, True, True), found
+
+
+@on(CURRENT, DEBIAN)
+def test_a_proxy_without_memory_to_start_is_told_as_that(docker: DockerOnRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    def starve(spec: dict[str, Any]) -> None:
+        spec["HostConfig"] |= {"Memory": 6 * MIB, "MemorySwap": 6 * MIB}
+
+    without(monkeypatch, "proxy_container", starve)
+    found = try_launch(docker)
+    assert (found.code, "exit status 137; out of memory" in found.message) == ("proxy_failed", True), found
 
 
 BOMB = """
