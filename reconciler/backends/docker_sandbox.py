@@ -34,6 +34,8 @@ GRACE_S = 5.0
 """How long a stopped command has between SIGTERM and SIGKILL."""
 _KILL_S = 10.0
 """How long after SIGKILL the engine may take to say that the container has ended."""
+_TOLD_S, _ASK_AGAIN_S = 1.0, 0.1
+"""How long the engine may take to hear, after a container was killed, that it was for its memory."""
 _STREAMS_S = 5.0
 """How long the last output may take after the container has ended."""
 _KILLED = 128 + signal.SIGKILL
@@ -82,6 +84,7 @@ class DockerSandbox:
         self._ended = anyio.Event()
         self._state: dict[str, Any] | None = None
         self._crashed = False
+        self._out_of_memory = False
 
     @property
     def report(self) -> GateReport:
@@ -119,13 +122,14 @@ class DockerSandbox:
                 return self._exit()
             self._state = state
             self._crashed = await self._sentry_crashed()
+            self._out_of_memory = await self._memory_ran_out()
             self._ended.set()
         await self._ended.wait()
         return self._exit()
 
     def _exit(self) -> Exit:
         state = self._state or {}
-        oom = bool(state.get("OOMKilled"))
+        oom = self._out_of_memory or bool(state.get("OOMKilled"))
         status = state.get("ExitCode") if self._state is not None else None
         if self._stopped_as is not None:
             return Exit(code=self._stopped_as, status=None, oom_killed=oom)
@@ -138,6 +142,28 @@ class DockerSandbox:
         if status is None or self._crashed:
             return Exit(code=ExitCode.SANDBOX_CRASHED, status=None, oom_killed=oom)
         return Exit(code=ExitCode.EXITED, status=int(status), oom_killed=oom)
+
+    async def _memory_ran_out(self) -> bool:
+        """Tell a kill at the memory limit from any other, also where the engine has not heard of it yet.
+
+        It hears of the limit and of the end on two ways, and of the limit sometimes later (seen: 20.10 under gVisor).
+        """
+        state = self._state or {}
+        if state.get("ExitCode") != _KILLED or self._stopped_as is not None:
+            return bool(state.get("OOMKilled"))
+        end = anyio.current_time() + _TOLD_S
+        while True:
+            try:
+                found = await self._standing.engine.container(self._name)
+            except EngineError:
+                return False
+            if found is None or found["State"].get("OOMKilled"):
+                return found is not None
+            if await anyio.to_thread.run_sync(kernel_log.memory_ran_out, str(found["Id"])):
+                return True
+            if anyio.current_time() > end:
+                return False
+            await anyio.sleep(_ASK_AGAIN_S)
 
     async def _sentry_crashed(self) -> bool:
         """Tell a crash of gVisor's own from a command that ended with the same status.

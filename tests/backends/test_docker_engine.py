@@ -353,9 +353,8 @@ def test_a_command_that_is_killed_is_not_out_of_memory(docker: DockerOnRig) -> N
     assert end == Exit(code=ExitCode.EXITED, status=128 + signal.SIGKILL)
 
 
-@on(CURRENT, runtimes=tuple(Runtime))
-def test_out_of_memory_is_known_by_the_engines_word_alone(docker: DockerOnRig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The status is the same as of any kill."""
+def silent_on_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have an engine that does not hear of a container's memory."""
     real = Engine.container
 
     async def silent(self: Engine, name: str) -> dict[str, Any] | None:
@@ -363,8 +362,43 @@ def test_out_of_memory_is_known_by_the_engines_word_alone(docker: DockerOnRig, m
         return None if found is None else {**found, "State": {**found["State"], "OOMKilled": False}}
 
     monkeypatch.setattr(Engine, "container", silent)
+
+
+@on(CURRENT, runtimes=tuple(Runtime))
+def test_out_of_memory_is_known_by_two_words_alone(docker: DockerOnRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine's and the kernel's: the status is the same as of any kill."""
+    silent_on_memory(monkeypatch)
+    monkeypatch.setattr("reconciler.backends.kernel_log.memory_ran_out", lambda _name: False)
     end = outcome(docker, "python3", "-c", "b = bytearray(400 << 20)")
     assert end == Exit(code=ExitCode.EXITED, status=128 + signal.SIGKILL)
+
+
+@on(CURRENT, DEBIAN, runtimes=tuple(Runtime))
+def test_out_of_memory_is_known_where_the_engine_does_not_hear_of_it(
+    docker: DockerOnRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    silent_on_memory(monkeypatch)
+    end = outcome(docker, "python3", "-c", "b = bytearray(400 << 20)")
+    assert end == Exit(code=ExitCode.OOM, status=None, oom_killed=True)
+
+
+@on(CURRENT)
+def test_out_of_memory_is_known_where_the_engine_hears_of_it_late(
+    docker: DockerOnRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("reconciler.backends.kernel_log.memory_ran_out", lambda _name: False)
+    real, asked = Engine.container, itertools.count()
+
+    async def late(self: Engine, name: str) -> dict[str, Any] | None:
+        found = await real(self, name)
+        ended = name.endswith("-agent") and found is not None and found["State"]["Status"] == "exited"
+        if found is None or not ended or next(asked) > 1:
+            return found
+        return {**found, "State": {**found["State"], "OOMKilled": False}}
+
+    monkeypatch.setattr(Engine, "container", late)
+    end = outcome(docker, "python3", "-c", "b = bytearray(400 << 20)")
+    assert end == Exit(code=ExitCode.OOM, status=None, oom_killed=True)
 
 
 @on(CURRENT, DEBIAN)

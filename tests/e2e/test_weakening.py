@@ -175,8 +175,9 @@ def shared(bare: Installation) -> Installation:
 
 
 @pytest.fixture(scope="module")
-def numbers() -> Iterator[int]:
-    """Number the tests of this module."""
+def numbers(shared: Installation) -> Iterator[int]:
+    """Number the tests of this module on one host."""
+    del shared
     return itertools.count()
 
 
