@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-NAMES = ("policy", "bombs", "proxy", "run")
+NAMES = ("policy", "bombs", "proxy", "run", "k8s")
 
 
 def main() -> int:
@@ -37,6 +37,10 @@ def main() -> int:
         from tests.bench import run  # noqa: PLC0415
 
         failed |= run.main(quick=options.quick)
+    if "k8s" in chosen:
+        from tests.bench import k8s  # noqa: PLC0415 - as above
+
+        failed |= k8s.main(quick=options.quick)
     return failed
 
 
