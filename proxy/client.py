@@ -14,11 +14,10 @@ from proxy.decision import Code, Deny
 from proxy.judgement import Asking, Refused
 
 if TYPE_CHECKING:
-    import asyncio
-
     from proxy.address import Address
     from proxy.decision import Target
     from proxy.exchange import Exchange
+    from proxy.opening import Opening
     from proxy.policy import ProxyPolicy
     from proxy.server import Server
     from proxy.stream import Stream
@@ -30,6 +29,7 @@ IDLE_S = 600.0
 DRAIN_S = 2.0
 MAX_EARLY = 64 * 1024
 MAX_DRAINED = 1 << 20
+NOBODY = Asking()
 UNWRITABLE = Deny(Code.SINK_FAILED, "what is decided cannot be written down, so nothing is allowed")
 
 
@@ -82,13 +82,13 @@ class Client:
         self._ended = False
         self._drained = 0
         self._sides = 1
-        self._opening: asyncio.Task[None] | None = None
+        self._opening: Opening | None = None
         self._exchange: Exchange | None = None
         self._upstream: Stream | None = None
         self._inside: Target | None = None
         self._target: Target | None = None
         self._address: Address | None = None
-        self._asking = Asking()
+        self._asking = NOBODY
         self._answer = b""
         """The start of what the server said to a ClientHello, as long as it is too little to judge."""
         self.moved = False
@@ -98,6 +98,9 @@ class Client:
         moved, self.moved = self.moved, False
         if moved and self._phase in (Phase.EXCHANGE, Phase.TUNNEL):
             self._deadline = now + IDLE_S
+        elif self._opening is not None:
+            if now >= self._opening.deadline:
+                self._opening.late()
         elif now >= self._deadline:
             self._expired()
 

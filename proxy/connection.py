@@ -5,8 +5,7 @@ Does not decide, resolve or dial: it asks the server, and carries the answer out
 
 from __future__ import annotations
 
-import math
-from typing import TYPE_CHECKING, assert_never
+from typing import TYPE_CHECKING
 
 from proxy.address import text_of
 from proxy.answer import ESTABLISHED
@@ -17,32 +16,25 @@ from proxy.client import (
     KEEP_ALIVE_S,
     MAX_DRAINED,
     UNWRITABLE,
-    Client,
     Phase,
 )
-from proxy.client_hello import Incomplete, NoServerName, NotTls, ServerName, beside
-from proxy.client_hello import parse as parse_hello
-from proxy.decision import Code, Deny
+from proxy.decision import Deny
 from proxy.exchange import Exchange
+from proxy.handshake import HTTPS_PORT, Handshake
 from proxy.head import Malformed, refuse_early, take_head
-from proxy.judgement import Asking, Open, Proof, Refused, judge
-from proxy.record import printable
-from proxy.server_hello import Answered
-from proxy.server_hello import parse as parse_answer
+from proxy.judgement import Asking, Open, Proof, Refused
+from proxy.opening import Opening
 from proxy.stream import Stream
 from proxy.target import HTTP_PORT
-from proxy.tunnel import Held, TunnelEnd
+from proxy.tunnel import Held
 
 if TYPE_CHECKING:
     import socket
 
-    from proxy.policy import ProxyPolicy
-    from proxy.server import Reached
-
-HTTPS_PORT = 443
+    from proxy.opening import Reached
 
 
-class Connection(Client):
+class Connection(Handshake):
     """One client and what it asks for."""
 
     __slots__ = ()
@@ -70,12 +62,12 @@ class Connection(Client):
                 self._read_head()
             case Phase.HELLO:
                 self._buffer += data
-                self._read_hello()
+                self.read_hello()
             case Phase.OPENING | Phase.ANSWER:
                 self.keep(data)
             case Phase.RETRY:
                 self._buffer += data
-                self._read_retry()
+                self.read_retry()
             case Phase.DRAIN:
                 self._drained += len(data)
                 if self._drained > MAX_DRAINED:
@@ -138,7 +130,7 @@ class Connection(Client):
             self._refuse(Refused(Deny(taken.code, taken.message), Asking()))
             return
         server = self._server
-        judged = judge(taken, server.policy, inside=self._inside, via=server.via)
+        judged = server.judge.judge(taken, self._inside)
         match judged:
             case Refused():
                 self._refuse(judged)
@@ -154,26 +146,21 @@ class Connection(Client):
                     self._forward(judged, judged.forward, self._upstream)
                 else:
                     self._phase = Phase.OPENING
-                    self._deadline = math.inf
-                    # the connection owns this task: whatever ends the one cancels the other
-                    self._opening = server.loop.create_task(self._open(judged, server.policy))
+                    # whatever ends the connection cancels it
+                    self._opening = Opening(server, judged, self._opened)
+                    self._opening.start()
 
-    async def _open(self, judged: Open, judged_by: ProxyPolicy) -> None:
-        """Resolve, decide, dial; then forward or open the tunnel."""
-        try:
-            reached = await self._server.reach(judged.resolved, judged_by)
-            deny = reached if isinstance(reached, Deny) else self._hold(reached, judged)
-        except Exception as broken:  # noqa: BLE001 — one broken connection must not take the others with it
-            self._server.report(broken)
-            deny = Deny(Code.INTERNAL, f"the proxy failed: {type(broken).__name__}")
+    def _opened(self, opening: Opening, reached: Reached | Deny) -> None:
+        """Go on with a target that was reached, or not."""
         self._opening = None
+        deny = reached if isinstance(reached, Deny) else self._hold(reached, opening.judged)
         if deny is not None:
-            self._refuse(Refused(deny, judged.asking))
+            self._refuse(Refused(deny, opening.judged.asking))
 
     def _hold(self, reached: Reached, judged: Open) -> Deny | None:
         """Make the connected socket the upstream side, and go on with it."""
         server, target, address = self._server, judged.resolved.target, reached.address
-        upstream = Stream(server.poller, reached.sock, Held(self), paused=True)
+        upstream = Stream(server.poller, reached.sock, Held(self), dialled=True)
         deny = None if server.policy is reached.policy else server.judge_open(server.policy, target, address)
         if deny is None and server.decisions.crowded:
             deny = UNWRITABLE
@@ -193,9 +180,10 @@ class Connection(Client):
             self._phase = Phase.HELLO
             self._deadline = server.now() + HELLO_DEADLINE_S
             self.read_on()
-            self._read_hello()
+            if self._buffer:
+                self.read_hello()
         else:
-            self._join()
+            self.join()
         return None
 
     def _forward(self, judged: Open, first: bytes, upstream: Stream) -> None:
@@ -234,102 +222,3 @@ class Connection(Client):
             self._read_head()
         if self._ended and self._phase is Phase.HEAD:
             self._close()
-
-    # One tunnel.
-
-    def _read_hello(self) -> None:
-        hello = parse_hello(self._buffer)
-        if isinstance(hello, Incomplete):
-            return
-        host = "" if self._target is None else self._target.host
-        match hello:
-            case ServerName(name, size):
-                if name == host:
-                    self._pass_hello(size)
-                    return
-                deny = Deny(Code.SNI_MISMATCH, f"the ClientHello asks for {printable(name)} in a tunnel to {host}")
-            case NoServerName():
-                deny = Deny(Code.SNI_MISSING, f"the ClientHello in a tunnel to {host} names no server")
-            case NotTls():
-                deny = _not_tls(hello)
-            case _:
-                assert_never(hello)
-        self._record(deny)
-        self._close()
-
-    def _pass_hello(self, size: int) -> None:
-        """Send a ClientHello on. After the first, nothing more is until the server says that it wants no other."""
-        if self._upstream is None:
-            return
-        if self._phase is Phase.RETRY:
-            self._join()
-            return
-        self._phase = Phase.ANSWER
-        self._deadline = self._server.now() + IDLE_S
-        self._upstream.write(self._buffer[:size])
-        del self._buffer[:size]
-        if self._ended and not self._buffer:
-            self._upstream.write_eof()
-        self._upstream.resume_reading()
-
-    def answer_received(self, data: memoryview) -> None:
-        """Take what a server says to a ClientHello: pass it on, and see whether another ClientHello is to come."""
-        if self._phase is Phase.RETRY:
-            self._stream.write(data)
-            return
-        said = self._answer + data if self._answer else data
-        answered = parse_answer(said)
-        self._answer = bytes(said) if answered is Answered.INCOMPLETE else b""
-        if answered is Answered.OTHER:
-            # before what it said is written, so that a client that does not take it stops the tunnel
-            self._join()
-        self._stream.write(data)
-        if answered is Answered.RETRY:
-            self._phase = Phase.RETRY
-            self._deadline = self._server.now() + HELLO_DEADLINE_S
-            self._read_retry()
-
-    def answer_ended(self) -> None:
-        """Note that a server ended its side before a tunnel was open: there is nothing to wait for."""
-        if self._phase is Phase.ANSWER:
-            self._join()
-            self._stream.write_eof()
-        elif self._phase is Phase.RETRY:
-            self._close()
-
-    def _read_retry(self) -> None:
-        """Read what comes after a HelloRetryRequest up to the second ClientHello, which must name the same server."""
-        before = beside(self._buffer)
-        if isinstance(before, NotTls):
-            self._record(_not_tls(before))
-            self._close()
-        elif before is not None and self._upstream is not None:
-            self._upstream.write(self._buffer[:before])
-            del self._buffer[:before]
-            if beside(self._buffer) == 0:
-                self._read_hello()
-            if self._phase is Phase.RETRY:
-                self.read_on()
-
-    def _join(self) -> None:
-        if self._upstream is None:
-            return
-        self._phase = Phase.TUNNEL
-        self._deadline = self._server.now() + IDLE_S
-        self._sides = 2
-        early = bytes(self._buffer)
-        self._buffer.clear()
-        TunnelEnd.join(self, self._stream, self._upstream, early, ended=self._ended)
-
-    def upstream_lost(self, exc: OSError | None) -> None:
-        """Note that the target went away before the tunnel was open."""
-        if self._phase in (Phase.HELLO, Phase.ANSWER, Phase.RETRY, Phase.HEAD):
-            self._upstream = None
-            if exc is None:
-                self._close()
-            else:
-                self.abort()
-
-
-def _not_tls(found: NotTls) -> Deny:
-    return Deny(Code.NOT_TLS, f"a tunnel to port {HTTPS_PORT} carries TLS only: {found.message}")

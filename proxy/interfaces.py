@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import socket
 import struct
 from typing import TYPE_CHECKING
@@ -73,15 +74,21 @@ class Interfaces:
     earlier is the list of now as long as no notice lies in the queue, and looking costs one system call.
     """
 
-    __slots__ = ("_known", "_notices")
+    __slots__ = ("_known", "_notices", "_some")
 
     def __init__(self) -> None:
         self._known: Local | None = None
         self._notices = _notices()
+        self._some = select.poll()
+        if self._notices is not None:
+            self._some.register(self._notices, select.POLLIN)
 
     def addresses(self) -> Local:
         """Read this host's addresses now. Raises OSError when the kernel does not say."""
-        if self._notices is None or self._changed(self._notices) or self._known is None:
+        # asking whether there is any is cheaper than being told by an exception that there is none
+        if self._notices is None or self._known is None or self._some.poll(0):
+            if self._notices is not None:
+                self._take(self._notices)
             self._known = None
             self._known = _addresses()
         return self._known
@@ -92,18 +99,15 @@ class Interfaces:
             self._notices.close()
 
     @staticmethod
-    def _changed(notices: socket.socket) -> bool:
-        changed = False
+    def _take(notices: socket.socket) -> None:
         while True:
             try:
                 notices.recv(_BUFFER)
             except BlockingIOError:
-                return changed
+                return
             except OSError:
                 # ENOBUFS: notices were lost, which is a notice too
-                changed = True
-            else:
-                changed = True
+                continue
 
 
 def _notices() -> socket.socket | None:

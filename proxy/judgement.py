@@ -18,6 +18,11 @@ if TYPE_CHECKING:
     from proxy.policy import ProxyPolicy
 
 
+MAX_KNOWN = 1024
+MAX_KNOWN_HEADS = 256
+"""Clients ask for tunnels to the same hosts with the same bytes again and again."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asking:
     """What a request asks for as far as it could be read: evidence, not yet fit to be written. No path, no userinfo."""
@@ -55,6 +60,31 @@ class Open:
         """What to write down."""
         target = self.resolved.target
         return Asking(method=self.head.method, host=target.host, port=target.port)
+
+
+class Judge:
+    """Judges by one policy, and knows what it said of heads that came before: the same bytes are judged the same."""
+
+    __slots__ = ("_known", "_policy", "_via")
+
+    def __init__(self, policy: ProxyPolicy, via: bytes) -> None:
+        self._policy = policy
+        self._via = via
+        self._known: dict[bytes, Open] = {}
+
+    def judge(self, data: bytes, inside: Target | None) -> Refused | Proof | Open:
+        """Judge one whole request head, as `judge` does."""
+        if inside is not None:
+            return judge(data, self._policy, inside=inside, via=self._via)
+        known = self._known.get(data)
+        if known is not None:
+            return known
+        judged = judge(data, self._policy, inside=None, via=self._via)
+        if isinstance(judged, Open) and judged.forward is None and len(data) <= MAX_KNOWN:
+            if len(self._known) >= MAX_KNOWN_HEADS:
+                self._known.clear()
+            self._known[data] = judged
+        return judged
 
 
 def judge(data: bytes, policy: ProxyPolicy, *, inside: Target | None, via: bytes) -> Refused | Proof | Open:

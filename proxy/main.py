@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import proxy.lean  # before anything that would take OpenSSL along
+
+# isort: split
 import argparse
 import asyncio
 import gc
@@ -17,7 +20,6 @@ from dataclasses import replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-import proxy
 from proxy.address import parse_address, text_of
 from proxy.canary import Canary
 from proxy.entry import parse_port
@@ -79,7 +81,7 @@ class Process:
         self._loop.set_exception_handler(self._caught)
         try:
             async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._serve(tasks))
+                tasks.create_task(self._serve())
                 await self._until_end()
         except* _EndedError:
             pass
@@ -91,7 +93,7 @@ class Process:
             return UNUSABLE
         return 1 if self._sink.broken else 0
 
-    async def _serve(self, tasks: asyncio.TaskGroup) -> None:
+    async def _serve(self) -> None:
         first = await self._policy()
         if isinstance(first, BadPolicy):
             self._fail(f"unusable policy: {first.message}")
@@ -103,7 +105,7 @@ class Process:
         if isinstance(listener, NoListener):
             self._fail(listener.message)
             return
-        server = Server(first, self._decisions, self._interfaces, tasks, self._report)
+        server = Server(first, self._decisions, self._interfaces, self._report)
         address = listener.getsockname()
         if first.canary is not None:
             canary = socket.create_server((address[0], first.canary), family=listener.family)
@@ -248,7 +250,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--policy", metavar="FILE", help="read policies from this file, which is replaced for each")
     parser.add_argument("--resolv-conf", metavar="FILE", help="ask its DNS servers where a policy names none")
     parser.add_argument("--user", metavar="NAME_OR_UID", help="give up root and become this user first")
-    parser.add_argument("--loop", choices=("auto", "asyncio", "uvloop"), default="auto", help="which event loop")
+    parser.add_argument("--loop", choices=("asyncio", "uvloop"), default="asyncio", help="which event loop")
     return parser.parse_args(arguments)
 
 
@@ -263,16 +265,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return UNUSABLE
     options = _options(arguments)
     factory = None
-    if options.loop != "asyncio":
+    if options.loop == "uvloop":
         try:
-            # optional, and imported before root is given up
+            # an extra, and imported before root is given up
             factory = importlib.import_module("uvloop").new_event_loop
             # it asks for this codec even for an address; without root the standard library may be out of reach
             importlib.import_module("encodings.idna")
         except ImportError:
-            if options.loop == "uvloop":
-                sys.stderr.write("ringfence-proxy: uvloop is not installed\n")
-                return USAGE
+            sys.stderr.write("ringfence-proxy: uvloop is not installed\n")
+            return USAGE
     if options.user is not None:
         message = drop(options.user)
         if message is not None:

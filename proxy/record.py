@@ -38,15 +38,19 @@ class Record:
     count: int = 1
 
     def to_line(self) -> bytes:
-        """Write one line of compact JSON with sorted keys, newline included. ASCII whatever the fields hold."""
-        port = "null" if self.port is None else self.port
-        return (
-            f'{{"address":{_optional(self.address)},"code":{_text(self.code)},"count":{self.count},'
-            f'"generation":{self.generation},"host":{_text(self.host)},"kind":"decision","layer":{_optional(self.layer)},'
-            f'"message":{_text(self.message)},"method":{_text(self.method)},"port":{port},'
-            f'"run":{_text(self.run)},"seq":{self.seq},"time":{self.time!r},"verdict":{_text(self.verdict)},'
-            f'"version":{VERSION}}}\n'
-        ).encode("ascii")
+        """Write one line, as `Form.line`."""
+        form = Form(
+            run=self.run,
+            generation=self.generation,
+            verdict=self.verdict,
+            code=self.code,
+            layer=self.layer,
+            method=self.method,
+            host=self.host,
+            port=self.port,
+            message=self.message,
+        )
+        return form.line(seq=self.seq, time=self.time, address=self.address, count=self.count)
 
     @staticmethod
     def parse(obj: object) -> Record | None:
@@ -80,6 +84,40 @@ class Record:
             address=obj["address"],
             message=obj["message"],
             count=obj["count"],
+        )
+
+
+class Form:
+    """The line of a decision but for what differs each time that the same is decided."""
+
+    __slots__ = ("_above", "_before", "_behind")
+
+    def __init__(
+        self,
+        *,
+        run: str,
+        generation: int,
+        verdict: Verdict,
+        code: str,
+        layer: str | None,
+        method: str,
+        host: str,
+        port: int | None,
+        message: str,
+    ) -> None:
+        self._above = f',"code":{_text(code)},"count":'
+        self._before = (
+            f',"generation":{generation},"host":{_text(host)},"kind":"decision","layer":{_optional(layer)},'
+            f'"message":{_text(message)},"method":{_text(method)},"port":{"null" if port is None else port},'
+            f'"run":{_text(run)},"seq":'
+        )
+        self._behind = f',"verdict":{_text(verdict)},"version":{VERSION}}}\n'
+
+    def line(self, *, seq: int, time: float, address: str | None, count: int) -> bytes:
+        """Write one line of compact JSON with sorted keys, newline included. ASCII whatever the fields hold."""
+        where = "null" if address is None else _text(address)
+        return (f'{{"address":{where}{self._above}{count}{self._before}{seq},"time":{time!r}{self._behind}').encode(
+            "ascii"
         )
 
 

@@ -8,17 +8,16 @@ from __future__ import annotations
 import asyncio
 import os
 import resource
+import time
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from proxy.client import UNWRITABLE, Client
 from proxy.connection import Connection
-from proxy.decision import Code, Deny, Resolve, Target, decide_addresses, decide_name
-from proxy.dial import dial
-from proxy.dns_message import Failure
-from proxy.resolver import TOTAL_DEADLINE_S, Resolver
-from proxy.stream import Listener, Poller
+from proxy.decision import Code, Deny, Target, decide_addresses, decide_name
+from proxy.judgement import Judge
+from proxy.poller import Listener, Poller
+from proxy.resolver import Resolver
 
 if TYPE_CHECKING:
     import socket
@@ -38,47 +37,27 @@ SPARE_DESCRIPTORS = 64
 DESCRIPTORS_A_CONNECTION = 4
 """Client, target, and the two questions to a resolver."""
 
-_FAILURES = {
-    Failure.NXDOMAIN: (Code.DNS_NXDOMAIN, "does not exist"),
-    Failure.SERVFAIL: (Code.DNS_SERVFAIL, "could not be looked up: no resolver answers for it"),
-    Failure.EMPTY: (Code.DNS_EMPTY, "has no address"),
-    Failure.MALFORMED: (Code.DNS_MALFORMED, "has an answer that is not acceptable"),
-    Failure.TIMEOUT: (Code.DNS_TIMEOUT, f"could not be looked up within {TOTAL_DEADLINE_S:g} s"),
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Reached:
-    """A connected socket, the address at its other end, and the policy by which it was dialled."""
-
-    sock: socket.socket
-    address: Address
-    policy: ProxyPolicy
-
 
 class Server:
-    """One proxy. Everything happens on one loop; `tasks` outlives every connection."""
+    """One proxy. Everything happens on one loop."""
 
     def __init__(
         self,
         policy: ProxyPolicy,
         decisions: Decisions,
         interfaces: Interfaces,
-        tasks: asyncio.TaskGroup,
         report: Callable[[BaseException], None],
     ) -> None:
-        self.policy = policy
         self.decisions = decisions
-        self.tasks = tasks
         self.report = report
         self.loop = asyncio.get_running_loop()
-        self.now = self.loop.time
+        self.now = time.monotonic
         self.via = b"rf-" + os.urandom(8).hex().encode("ascii")
         """This process's pseudonym in `Via`: random, so that it says nothing and nobody else has it."""
         self.draining = False
-        self._interfaces = interfaces
+        self.interfaces = interfaces
         self.poller = Poller(self.loop, report)
-        self._resolver = Resolver(tasks, self.poller)
+        self.resolver = Resolver(self.poller)
         self._connections: set[Client] = set()
         self._turned_away: set[Client] = set()
         self._listeners: list[Listener] = []
@@ -92,14 +71,14 @@ class Server:
         self._listeners.append(Listener(self.poller, sock, self._accepted))
 
     def _accepted(self, sock: socket.socket) -> None:
-        sock.setblocking(False)
         Connection(self).connection_made(sock)
 
     def replace(self, policy: ProxyPolicy) -> None:
         """Make a newer generation the one that counts, and close what it allows no longer."""
         self.policy = policy
+        self.judge = Judge(policy, self.via)
         self.decisions.configure(policy.run, policy.generation)
-        self._resolver.configure(policy.resolvers)
+        self.resolver.configure(policy.resolvers)
         for connection in tuple(self._connections):
             connection.reconsider(policy)
 
@@ -130,32 +109,12 @@ class Server:
         for connection in (*self._connections, *self._turned_away):
             connection.tick(now)
 
-    async def reach(self, resolved: Resolve, judged_by: ProxyPolicy) -> Reached | Deny:
-        """Look a name up, decide on its addresses, and connect to one of those that are allowed."""
-        found = await self._resolver.lookup(resolved)
-        target = resolved.target
-        if isinstance(found, Failure):
-            code, what = _FAILURES[found]
-            return Deny(code, f"{target.host} {what}")
-        policy = self.policy
-        if policy is not judged_by:
-            # A newer generation came while the name was looked up.
-            again = decide_name(policy, target)
-            if isinstance(again, Deny):
-                return again
-            resolved = again
-        allowed = decide_addresses(policy, resolved, found, local=self._interfaces.addresses())
-        if isinstance(allowed, Deny):
-            return allowed
-        connected = await dial(self.poller, allowed)
-        return connected if isinstance(connected, Deny) else Reached(*connected, policy)
-
     def judge_open(self, policy: ProxyPolicy, target: Target, address: Address) -> Deny | None:
         """Judge a connection that exists already by another policy than the one that it was made by."""
         resolved = decide_name(policy, target)
         if isinstance(resolved, Deny):
             return resolved
-        decided = decide_addresses(policy, resolved, [address], local=self._interfaces.addresses())
+        decided = decide_addresses(policy, resolved, [address], local=self.interfaces.addresses())
         return decided if isinstance(decided, Deny) else None
 
     async def drain(self, deadline_s: float) -> None:

@@ -10,7 +10,7 @@ import select
 from typing import TYPE_CHECKING, NamedTuple
 
 from proxy.decision import Code
-from proxy.record import Record, Verdict, printable
+from proxy.record import Form, Verdict, printable
 
 if TYPE_CHECKING:
     import asyncio
@@ -106,7 +106,7 @@ class LineSink:
 class Decisions:
     """Every decision of one proxy, numbered, as lines. Identical denials: the first at once, then a count a window."""
 
-    __slots__ = ("_clock", "_generation", "_repeated", "_run", "_seq", "_sink")
+    __slots__ = ("_clock", "_forms", "_generation", "_repeated", "_run", "_seq", "_sink")
 
     def __init__(self, sink: LineSink, clock: Callable[[], float]) -> None:
         self._sink = sink
@@ -115,12 +115,15 @@ class Decisions:
         self._generation = 0
         self._seq = 0
         self._repeated: dict[_Told, int] = {}
+        self._forms: dict[_Told, Form] = {}
+        """What was said in this generation, written but for what differs each time."""
 
     def configure(self, run: str, generation: int) -> None:
         """Take a new generation; what was counted belongs to the old one."""
         self.flush()
         self._run = run
         self._generation = generation
+        self._forms = {}
 
     @property
     def crowded(self) -> bool:
@@ -156,19 +159,19 @@ class Decisions:
 
     def _write(self, told: _Told, address: str | None, count: int = 1) -> None:
         self._seq += 1
-        record = Record(
-            seq=self._seq,
-            time=round(self._clock(), 3),
-            run=self._run,
-            generation=self._generation,
-            verdict=told.verdict,
-            code=told.code,
-            layer=told.layer,
-            method=printable(told.method),
-            host=printable(told.host),
-            port=told.port,
-            address=address,
-            message=printable(told.message),
-            count=count,
-        )
-        self._sink.put(record.to_line())
+        form = self._forms.get(told)
+        if form is None:
+            form = Form(
+                run=self._run,
+                generation=self._generation,
+                verdict=told.verdict,
+                code=told.code,
+                layer=told.layer,
+                method=printable(told.method),
+                host=printable(told.host),
+                port=told.port,
+                message=printable(told.message),
+            )
+            if len(self._forms) < MAX_COALESCED:
+                self._forms[told] = form
+        self._sink.put(form.line(seq=self._seq, time=round(self._clock(), 3), address=address, count=count))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from proxy.connection import Connection
+    from proxy.handshake import Handshake
     from proxy.stream import Stream
 
 
@@ -14,7 +14,7 @@ class Held:
 
     __slots__ = ("_connection",)
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Handshake) -> None:
         self._connection = connection
 
     def data_received(self, data: memoryview) -> None:
@@ -42,7 +42,7 @@ class TunnelEnd:
 
     __slots__ = ("_connection", "_own", "_peer")
 
-    def __init__(self, connection: Connection, own: Stream, peer: Stream) -> None:
+    def __init__(self, connection: Handshake, own: Stream, peer: Stream) -> None:
         self._connection = connection
         self._own = own
         self._peer = peer
@@ -78,7 +78,7 @@ class TunnelEnd:
         self._connection.side_lost()
 
     @staticmethod
-    def join(connection: Connection, client: Stream, upstream: Stream, early: bytes, *, ended: bool) -> None:
+    def join(connection: Handshake, client: Stream, upstream: Stream, early: bytes, *, ended: bool) -> None:
         """Open the tunnel. `early` came from the client before and goes first; `ended` says that it was all."""
         near = TunnelEnd(connection, client, upstream)
         client.set_end(near)

@@ -135,7 +135,9 @@ def test_local_addresses_and_denied_ranges_of_the_policy_are_refused_too(rig: Ri
     assert dialled(rig) == []
 
 
-def test_both_families_are_asked_with_ids_and_ports_of_their_own(rig: Rig, fresh: Proxy) -> None:
+def test_both_families_are_asked_with_ids_of_their_own_and_each_name_from_a_port_of_its_own(
+    rig: Rig, fresh: Proxy
+) -> None:
     for at in range(8):
         fresh.get(f"http://n{at}.example.com/")
     queries = rig.queries()
@@ -143,7 +145,18 @@ def test_both_families_are_asked_with_ids_and_ports_of_their_own(rig: Rig, fresh
     assert len(queries) == 16
     assert len({query.raw[:2] for query in queries}) > 12
     ports = {packet.source_port for packet in rig.packets(kind="udp") if packet.port == DNS}
-    assert len(ports) > 12
+    assert len(ports) > 6
+
+
+def test_nothing_more_is_asked_for_a_client_that_has_left(rig: Rig, fresh: Proxy) -> None:
+    rig.names["example.com"] = "silence"
+    client = fresh.connect()
+    client.send(b"CONNECT example.com:443 HTTP/1.1\r\nHost: example.com\r\n\r\n")
+    assert rig.until(lambda: len(rig.queries("example.com")) == 2)
+    client.sock.close()
+    # the next attempt would come after 1.5 s
+    time.sleep(1.8)
+    assert len(rig.queries("example.com")) == 2
 
 
 def test_an_answer_is_kept_for_its_ttl_and_never_beyond_a_generation(rig: Rig, fresh: Proxy) -> None:
