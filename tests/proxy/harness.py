@@ -121,13 +121,14 @@ class Proxy:
         *,
         arguments: Sequence[str] = (),
         before: Sequence[str] = (),
+        program: Sequence[str] = (PROGRAM,),
         port: int = 3128,
     ) -> None:
         self.rig = rig
         self.port = port
         self.policy = first or policy()
         self.process = rig.spawn(
-            [*before, PROGRAM, "--listen", f"{ADDRESS}:{port}", *arguments],
+            [*before, *program, "--listen", f"{ADDRESS}:{port}", *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.proxy import examples
+from tests.proxy.conformance.columns import changes, ours
 from tests.proxy.conformance.run import judge, prepared, scripted, send
 from tests.proxy.conformance.table import ALLOW, Case, load
 from tests.proxy.harness import LOOPS, Proxy
+from tests.proxy.pythons import found
 from tests.rig.origin import HELLO_RETRY_REQUEST
 
 if TYPE_CHECKING:
@@ -33,15 +36,6 @@ def running(rig_session: Rig, origin: None, request: pytest.FixtureRequest) -> I
     del origin
     with Proxy(rig_session, PLAIN, arguments=["--loop", request.param]) as proxy:
         yield proxy
-
-
-def changes(row: dict[str, Any]) -> dict[str, Any]:
-    """Turn a row's policy into fields; what it leaves out is as in `PLAIN`."""
-    wanted = dict(row.get("policy", {}))
-    wanted["layers"] = [examples.layer(**layer) for layer in wanted.get("layers", [])]
-    made = examples.policy(allow=ALLOW, **wanted)
-    names = ("allow", "deny", "layers", "local_addresses", "nat64_prefixes", "connections", "client_secret")
-    return {name: getattr(made, name) for name in names}
 
 
 def test_the_table_is_large_its_ids_are_one_each_and_every_rule_has_both_sides() -> None:
@@ -81,3 +75,17 @@ def test_case(rig: Rig, running: Proxy, case: Case) -> None:
         assert rig.queries() == []
     for flow in seen.flows:
         assert not flow.startswith(("10.", "127.", "169.254.", "172.16.", "192.168.", "100.64.", "fd", "fe80", "::"))
+
+
+@pytest.mark.rig
+@pytest.mark.timeout(240)
+def test_every_other_python_passes_every_case_that_waits_for_no_deadline() -> None:
+    cases = [case for case in CASES if not case.slow]
+    others = [(python, loop) for python in found() if python.program is not None for loop in python.loops]
+    if not others:
+        pytest.skip("there is no other Python that is new enough")
+    with ThreadPoolExecutor(len(others)) as pool:
+        # they wait more than they work
+        columns = {f"{one.version} {loop}": pool.submit(ours, one, loop, cases) for one, loop in others}
+        wrong = {name: [(case, what) for case, what in run.result().items() if what] for name, run in columns.items()}
+    assert wrong == {name: [] for name in columns}

@@ -21,8 +21,6 @@ from tests.proxy.peers import parts
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from proxy.policy import ProxyPolicy
-
 OURS_PROGRAM: Final = str(Path(sys.executable).with_name("ringfence-proxy"))
 ADDRESS: Final = "127.0.0.1"
 _PRIVATE: Final = (
@@ -74,10 +72,8 @@ def build() -> None:
     make(parts.debian(), parts.smokescreen(), parts.load())
 
 
-def program(
-    peer: Peer, place: Place, port: int, *, allow: Sequence[str] = WIRE_ALLOW, ours: ProxyPolicy | None = None
-) -> Program:
-    """Write the peer's settings into the place, and say what to start."""
+def program(peer: Peer, place: Place, port: int, *, allow: Sequence[str] = WIRE_ALLOW, cap: int = 4096) -> Program:
+    """Write the peer's settings into the place, and say what to start. `cap` is ours: connections at a time."""
     place.directory.mkdir(exist_ok=True)
     place.directory.chmod(0o777)  # they drop root before they write their logs
     debian = parts.debian().path
@@ -89,7 +85,7 @@ def program(
             loop = "asyncio" if peer is Peer.ASYNCIO else "uvloop"
             argv: tuple[str, ...] = (OURS_PROGRAM, "--listen", f"{ADDRESS}:{port}", "--loop", loop)
             address, _, number = place.resolver.rpartition(":")
-            chosen = ours or policy(allow=allow, connections=4096, resolvers=[(address, int(number))])
+            chosen = policy(allow=allow, connections=cap, resolvers=[(address, int(number))])
             feed = chosen.to_json().encode() + b"\n"
         case Peer.SMOKESCREEN:
             config = _smokescreen(place, port, allow)
