@@ -15,6 +15,7 @@ def main() -> int:
     parser.add_argument(
         "--quick", action="store_true", help="fewer and shorter rounds, nothing written, nothing judged"
     )
+    parser.add_argument("--profile", action="store_true", help="of proxy: only where the time of a CONNECT goes")
     options = parser.parse_args()
     if unknown := sorted(set(options.names) - set(NAMES)):
         parser.error(f"no such benchmark: {unknown[0]}")
@@ -32,7 +33,7 @@ def main() -> int:
     if "proxy" in chosen:
         from tests.bench.proxy import __main__ as proxy  # noqa: PLC0415
 
-        failed |= proxy.main(quick=options.quick)
+        failed |= proxy.main(quick=options.quick, only_profile=options.profile)
     if "run" in chosen:
         from tests.bench import run  # noqa: PLC0415
 

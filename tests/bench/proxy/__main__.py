@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Final
 
-from tests.bench.proxy import report
+from tests.bench.proxy import profile, report
 from tests.bench.proxy.measures import FULL, QUICK, Bench
 from tests.bench.proxy.scene import opened
 from tests.proxy.harness import LOOPS
@@ -15,13 +15,19 @@ from tests.rig.rig import ROOT
 PAGE: Final = ROOT / "docs" / "benchmarks.md"
 
 
-def main(*, quick: bool = False) -> int:
+def main(*, quick: bool = False, only_profile: bool = False) -> int:
     """Measure and tell; status 1 when a target is not reached (a quick run tells and judges nothing)."""
     build()
     peers = [peer for peer in Peer if peer is not Peer.UVLOOP or "uvloop" in LOOPS]
     with opened() as scene:
-        samples = Bench(scene, peers, QUICK if quick else FULL, _say).run()
-    text = report.page(samples, peers, report.COMMAND + (" --quick" if quick else ""))
+        bench = Bench(scene, peers, QUICK if quick else FULL, _say)
+        if only_profile:
+            sys.stdout.writelines(f"{line}\n" for line in profile.section(scene, bench, peers))
+            return 0
+        samples = bench.run()
+        text = report.page(samples, peers, report.COMMAND + (" --quick" if quick else ""))
+        if not quick:
+            text += "\n" + "\n".join([*profile.section(scene, bench, peers), ""])
     sys.stdout.write(text)
     if quick:
         return 0
@@ -35,4 +41,4 @@ def _say(what: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(quick="--quick" in sys.argv[1:]))
+    sys.exit(main(quick="--quick" in sys.argv[1:], only_profile="--profile" in sys.argv[1:]))

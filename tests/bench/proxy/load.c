@@ -7,6 +7,8 @@
  *   load push ADDR PORT HOST BYTES DIRECT        the same upwards
  *   load hold ADDR PORT HOST COUNT               COUNT idle tunnels, until standard input ends
  *   load stall ADDR PORT HOST BYTES              one tunnel whose client asks for BYTES and reads none, until then
+ *   load beat ADDR PORT HOST COUNT SECONDS PACE_US   COUNT tunnels, opened at once; once a byte has come on standard
+ *                                                input, how long a byte takes to come back through them
  *   load slow ADDR PORT HOST COUNT HUNG          COUNT heads that never end and HUNG names that never answer, until then
  *   load first ADDR PORT HOST FILE PROGRAM...    start PROGRAM with FILE as its input and time its first refusal
  *
@@ -14,7 +16,7 @@
  * for 200, the origin's answer to a ClientHello with that name has come. Results are one line of JSON.
  *
  * Origin: one ClientHello, whose random starts with a number of 8 bytes; it answers with so many bytes, or for a
- * negative one takes so many and answers one byte. DNS: A is 93.184.216.34 for 60 s, AAAA is empty, `hung...` is never answered. */
+ * negative one takes so many and answers one byte; whatever comes after that is answered by one byte. DNS: A is 93.184.216.34 for 60 s, AAAA is empty, `hung...` is never answered. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>
@@ -108,7 +110,7 @@ static void origin_event(int epoll, int fd) {
 	if (o->state == ORIGIN_SEND) { origin_send(epoll, fd, o); return; }
 	/* MSG_TRUNC: taken off the queue and not copied, so that the load costs little beside the proxy */
 	ssize_t got = recv(fd, pattern, sizeof pattern, MSG_TRUNC);
-	if (got > 0 && o->state == ORIGIN_SINK && (o->left += got) >= 0) {
+	if (got > 0 && (o->state == ORIGIN_END || (o->left += got) >= 0)) {
 		send(fd, "k", 1, MSG_NOSIGNAL);
 		o->state = ORIGIN_END;
 	}
@@ -359,6 +361,31 @@ static int hold(int count) {
 	return 0;
 }
 
+static int beat(const char *host, int count, double seconds, int64_t pace) {
+	int *fds = calloc(count, sizeof *fds);
+	size_t room = 1 << 20, done = 0, errors = 0;
+	int32_t *took = malloc(room * sizeof *took);
+	char byte;
+	for (int at = 0; at < count; at++) {
+		fds[at] = opened(host, 1, 0);
+		if (recv(fds[at], &byte, 1, 0) != 1) die("no answer through a tunnel");
+	}
+	puts("ready");
+	fflush(stdout);
+	if (read(0, &byte, 1) < 0) die("read");
+	int64_t begin = now_us(), end = begin + (int64_t)(seconds * 1e6);
+	for (int at = 0; now_us() < end && done < room; at++) {
+		int64_t then = now_us();
+		say(fds[at % count], "b", 1);
+		if (recv(fds[at % count], &byte, 1, 0) == 1) took[done++] = now_us() - then; else errors++;
+		if (now_us() < then + pace) usleep(then + pace - now_us());
+	}
+	qsort(took, done, sizeof *took, by_size);
+	printf("{\"done\":%zu,\"errors\":%zu,\"p50_us\":%d,\"p99_us\":%d}\n", done, errors,
+		done ? took[done / 2] : 0, done ? took[done * 99 / 100] : 0);
+	return 0;
+}
+
 static int slow(int count, int hung) {
 	int *fds = calloc(count, sizeof *fds), *hanging = calloc(hung, sizeof *hanging);
 	for (int at = 0; at < hung; at++) hanging[at] = -1;
@@ -447,6 +474,7 @@ int main(int argc, char **argv) {
 	if (!strcmp(what, "push") && argc == 7) return moved(argv[4], atoll(argv[5]), atoi(argv[6]), 1);
 	if (!strcmp(what, "stall") && argc == 6) return stall(argv[4], atoll(argv[5]));
 	if (!strcmp(what, "hold") && argc == 6) return hold(atoi(argv[5]));
+	if (!strcmp(what, "beat") && argc == 8) return beat(argv[4], atoi(argv[5]), atof(argv[6]), atoll(argv[7]));
 	if (!strcmp(what, "slow") && argc == 7) return slow(atoi(argv[5]), atoi(argv[6]));
 	if (!strcmp(what, "first") && argc > 6) return first(argv + 6, argv[5]);
 	fputs("see the head of load.c\n", stderr);

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
@@ -22,6 +22,9 @@ HOST: Final = "example.com"
 MANY: Final = "n%d.example.com"
 DENIED: Final = "n%d.evil.com"
 GIGABYTE: Final = 10**9
+CAP: Final = 512
+DESCRIPTORS: Final = 256
+FLOOD: Final = 2000
 _FIRST_PORT: Final = 1100
 """Below what the kernel gives to clients."""
 _DENIALS: Final = {Peer.SMOKESCREEN: 407}
@@ -47,9 +50,16 @@ class Figure(StrEnum):
     QUIET_P99 = "p99 of a calm client, ms"
     STORM_P99 = "p99 of a calm client beside 500 slow heads and 20 hung names, ms"
     STORM_RATIO = "the latter over the former"
+    STORM_MORE = "MB more beside 500 slow heads and 20 hung names"
+    STALL_P99 = "p99 of a calm client beside a stalled reader of 10 GB, ms"
+    STALL_RATIO = "that over the p99 of a calm client"
+    STALLED = "MB more beside a stalled reader of 10 GB"
+    FLOOD_P99 = "p99 of a byte through a tunnel and back while 2,000 clients push at the cap, ms"
+    FLOOD_MORE = "MB more while 2,000 clients push at the cap"
+    SCARCE_P99 = "p99 of a byte through a tunnel and back while they push and descriptors end, ms"
+    SCARCE_MORE = "MB more while they push and descriptors end"
     IDLE = "KB for an idle tunnel"
     BASE = "MB resident before the first tunnel"
-    STALLED = "MB more while a reader of 1 GB stalls"
     FIRST = "ms from exec to the first decision"
 
     @property
@@ -103,8 +113,8 @@ class Bench:
     def run(self) -> Samples:
         """Measure everything."""
         with ExitStack() as stack:
-            short = [stack.enter_context(self._start(peer, 10)) for peer in self._peers]
-            long = [stack.enter_context(self._start(peer, 1000)) for peer in self._peers if peer is not Peer.HAPROXY]
+            short = [stack.enter_context(self.start(peer, 10)) for peer in self._peers]
+            long = [stack.enter_context(self.start(peer, 1000)) for peer in self._peers if peer is not Peer.HAPROXY]
             for number in range(self._effort.repeats):
                 self._say(f"round {number + 1} of {self._effort.repeats}")
                 # another order each time, so that no proxy always follows the same one
@@ -120,10 +130,14 @@ class Bench:
                     self._alone(peer)
         return self.samples
 
-    def _start(self, peer: Peer, size: int) -> Running:
+    def start(self, peer: Peer, size: int, *, before: tuple[str, ...] = (), cap: int = 4096) -> Running:
+        """Start a proxy with a list of this size, behind these words, and let it serve once."""
         self._ports += 1
         place = self._scene.place(f"{peer.name}-{self._ports}")
-        running = Running(peer, place, self._ports, program(peer, place, self._ports, allow=entries(size)))
+        made = program(peer, place, self._ports, allow=entries(size), cap=cap)
+        at = len(place.enter)
+        made = replace(made, argv=(*made.argv[:at], *before, *made.argv[at:]))
+        running = Running(peer, place, self._ports, made)
         if peer is Peer.HAPROXY:
             time.sleep(0.3)
         else:
@@ -169,25 +183,43 @@ class Bench:
         """Measure what needs a process of its own: its start, its memory, a storm."""
         add, scene = self.samples.add, self._scene
         add(Figure.FIRST, peer, self._first(peer))
-        with self._start(peer, 10) as running:
+        with self.start(peer, 10) as running:
             base = running.resident()
             add(Figure.BASE, peer, base / 1e6)
             with scene.beside("hold", running.port, HOST, 50):
                 warm = running.resident()
                 with scene.beside("hold", running.port, HOST, self._effort.tunnels):
                     add(Figure.IDLE, peer, (running.resident() - warm) / self._effort.tunnels / 1000)
-        with self._start(peer, 10) as running:
-            base = running.resident()
-            with scene.beside("stall", running.port, HOST, GIGABYTE):
-                time.sleep(1.0)
-                add(Figure.STALLED, peer, (running.resident() - base) / 1e6)
-        with self._start(peer, 10) as running:
+        with self.start(peer, 10) as running:
             quiet = self._calm(running)
+            base = running.resident()
+            # asked for and never read: what is read would only make room for more of the same
+            with scene.beside("stall", running.port, HOST, 10 * GIGABYTE):
+                stalled = self._calm(running)
+                add(Figure.STALLED, peer, (running.resident() - base) / 1e6)
             with scene.beside("slow", running.port, HOST, 500, 20):
                 storm = self._calm(running)
+                add(Figure.STORM_MORE, peer, (running.resident() - base) / 1e6)
         add(Figure.QUIET_P99, peer, quiet)
         add(Figure.STORM_P99, peer, storm)
+        add(Figure.STALL_P99, peer, stalled)
+        add(Figure.STALL_RATIO, peer, stalled / quiet if quiet else float("inf"))
         add(Figure.STORM_RATIO, peer, storm / quiet if quiet else float("inf"))
+        if peer.ours:
+            # the others have no such cap, and what they do without descriptors is theirs
+            self._flood(peer, (), Figure.FLOOD_P99, Figure.FLOOD_MORE)
+            self._flood(peer, ("/usr/bin/prlimit", f"--nofile={DESCRIPTORS}"), Figure.SCARCE_P99, Figure.SCARCE_MORE)
+
+    def _flood(self, peer: Peer, before: tuple[str, ...], p99: Figure, more: Figure) -> None:
+        with self.start(peer, 10, before=before, cap=CAP) as running:
+            seconds = max(3 * self._effort.seconds, 1.5)
+            with self._scene.tunnels(running.port, HOST, 4, seconds, 10_000) as measure:
+                base = running.resident()
+                with self._scene.beside("slow", running.port, HOST, FLOOD, 0):
+                    found = measure()
+                    self.samples.add(more, peer, (running.resident() - base) / 1e6)
+        self.samples.errors[peer] += int(found["errors"])
+        self.samples.add(p99, peer, float(found["p99_us"]) / 1000)
 
     def _calm(self, running: Running) -> float:
         """Ask a hundred times a second in all."""

@@ -66,7 +66,12 @@ def targets() -> Iterator[Target]:
         yield Target(figure=Figure.IDLE, ours=ours, bound=10)
         yield Target(figure=Figure.BASE, ours=ours, bound=25)
         yield Target(figure=Figure.FIRST, ours=ours, bound=120)
-        yield Target(figure=Figure.STORM_RATIO, ours=ours, bound=2)
+        for figure in (Figure.STORM_RATIO, Figure.STALL_RATIO, Figure.STALLED):
+            yield Target(figure=figure, ours=ours, bound=2)
+        for figure in (Figure.STORM_MORE, Figure.FLOOD_MORE, Figure.SCARCE_MORE):
+            yield Target(figure=figure, ours=ours, bound=8)
+        for figure in (Figure.FLOOD_P99, Figure.SCARCE_P99):
+            yield Target(figure=figure, ours=ours, bound=50)
 
 
 _ABOUT: Final = (

@@ -15,7 +15,7 @@ from tests.rig import addresses, network
 from tests.rig.rig import sweep
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from tests.rig.network import Instance
 
@@ -55,6 +55,26 @@ class Scene:
         done = subprocess.run(argv, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, check=True, timeout=_LIMIT_S)
         found: dict[str, Any] = json.loads(done.stdout)
         return found
+
+    @contextmanager
+    def tunnels(self, port: int, host: str, *words: object) -> Iterator[Callable[[], dict[str, Any]]]:
+        """Open tunnels; what comes out measures through them, once."""
+        argv = self.load("beat", ADDRESS, port, host, *words)
+        with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+            if process.stdin is None or process.stdout is None or process.stdout.readline() != b"ready\n":
+                raise RuntimeError("the tunnels did not open")
+            feed, told = process.stdin, process.stdout
+
+            def measure() -> dict[str, Any]:
+                feed.write(b"\n")
+                feed.flush()
+                found: dict[str, Any] = json.loads(told.readline())
+                return found
+
+            try:
+                yield measure
+            finally:
+                process.kill()
 
     @contextmanager
     def beside(self, what: str, port: int, host: str, *words: object) -> Iterator[None]:
