@@ -226,8 +226,11 @@ def test_kill_9_of_the_running_daemon_stops_what_is_sent_before_anybody_cleans_u
 def test_kill_9_of_the_proxy_stops_the_run_and_nothing_leaves(running: Installation, work: str) -> None:
     (proxy,) = traces.proxies(running)
     kill(running, proxy)
+    # from here on, while the job goes on trying and until nothing is left
+    running.rig.clear()
     result = running.result(work)
     running.settled(result["run"])
+    assert running.rig.packets() == []
     assert (result["code"], result["status"]) == ("proxy_died", None)
     assert running.traces() == []
     silent(running)

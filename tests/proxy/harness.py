@@ -140,7 +140,7 @@ class Proxy:
 
     def __enter__(self) -> Self:
         self.write(self.policy.to_json())
-        self.line("ready")
+        self.line("ready", timeout_s=30)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, value: object, trace: TracebackType | None) -> None:

@@ -67,12 +67,17 @@ def test_case(rig: Rig, running: Proxy, case: Case) -> None:
             assert seen.reasons[-1] == row["code"]
             assert seen.heads[-1]["connection"] == "close"
             assert "proxy-status" in seen.heads[-1]
+            assert seen.heads[-1]["content-type"] == "text/plain"
+            assert seen.bodies[-1].startswith(b"ringfence: ") or row.get("send", "").startswith("HEAD")
             assert seen.closed or row.get("occupied")
         elif "tunnel" in row:
             heard = HELLO_RETRY_REQUEST if "second" in row else b""
             assert heard.startswith(seen.rest), "an open tunnel hears nothing of ours"
     if not case.accept and row.get("dns", 0) == 0 and "tunnel" not in row and 200 not in case.statuses:
         assert rig.queries() == []
+    if not {"twice", "occupied"} & row.keys():
+        # one decision a request, and no more
+        assert sum(record.count for record in running.decisions()) <= max(len(seen.statuses), 1) + ("tunnel" in row)
     for flow in seen.flows:
         assert not flow.startswith(("10.", "127.", "169.254.", "172.16.", "192.168.", "100.64.", "fd", "fe80", "::"))
 
