@@ -234,7 +234,8 @@ def test_kill_9_of_the_proxy_stops_the_run_and_nothing_leaves(running: Installat
     assert (result["code"], result["status"]) == ("proxy_died", None)
     assert running.traces() == []
     silent(running)
-    (row,) = running.rows("fail", run=result["run"])
+    cut, row = running.rows("fail", run=result["run"])
+    assert (cut["code"], cut["outcome"]) == ("decisions_cut", "gap")
     assert (row["code"], row["outcome"]) == ("proxy_died", "failed")
     (after,) = running.rows("teardown", run=result["run"])
     assert (after["outcome"], after["detail"]["undone"]) == ("done", [])
