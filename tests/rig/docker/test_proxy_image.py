@@ -31,18 +31,22 @@ pytestmark = [pytest.mark.docker, pytest.mark.rig]
 KEY: Final = b"0123456789abcdef"
 CHALLENGE: Final = "c0ffee00c0ffee00c0ffee00c0ffee00"
 ANSWER: Final = hmac.new(KEY, CHALLENGE.encode(), hashlib.sha256).hexdigest()
-POLICY: Final = ProxyPolicy(
-    run="20260101T000000-00000000",
-    generation=1,
-    revision="sha256:" + 64 * "0",
-    allow=(),
-    deny=(),
-    layers=(),
-    resolvers=(("93.184.216.53", 53),),
-    proof_key=KEY,
-    expires_at=time.time() + 600,
-)
 BOUND_BYTES: Final = 64 << 20
+
+
+def policy() -> ProxyPolicy:
+    """A policy that holds for long enough from now on."""
+    return ProxyPolicy(
+        run="20260101T000000-00000000",
+        generation=1,
+        revision="sha256:" + 64 * "0",
+        allow=(),
+        deny=(),
+        layers=(),
+        resolvers=(("93.184.216.53", 53),),
+        proof_key=KEY,
+        expires_at=time.time() + 600,
+    )
 
 
 def ask(connection: socket.socket) -> str:
@@ -70,7 +74,7 @@ def served(argv: list[str], rig: Rig | None = None) -> Iterator[subprocess.Popen
     )
     stdin, stdout = piped(process.stdin), piped(process.stdout)
     try:
-        stdin.write(POLICY.to_json().encode() + b"\n")
+        stdin.write(policy().to_json().encode() + b"\n")
         stdin.flush()
         line = stdout.readline()
         assert line.startswith(b'{"generation":1,"kind":"ready"'), (line, process.poll())
