@@ -194,10 +194,10 @@ class Installation:
                 cwd=CHECKOUT,
                 env=self.on.environment,
             )
+        self.pid = self.daemon.pid  # before anything can fail: 0 would be our own process group
         self.eventually(
             lambda: self.alive() and self.status_time() > before, "the daemon publishes its status", timeout=20
         )
-        self.pid = self.daemon.pid
         if self.on.engine is not None:
             # nsenter stays in front of what it starts in another pid namespace, and ends as that does.
             (self.pid,) = map(int, Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text("ascii").split())

@@ -1,0 +1,25 @@
+#!/bin/bash
+# build.sh DESTINATION: OpenSSH's own security key in software, of its regression tests, as DESTINATION/sk-dummy.so.
+# From Debian's source package, so that it has the version of the ssh-keygen that loads it (root, for apt-get; a compiler
+# and OpenSSL's headers). Nothing is installed.
+set -euo pipefail
+destination=$1
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+mkdir -p "$work/lists/partial"
+for each in /etc/apt/sources.list.d/*.sources; do
+	sed -n '/debian\.org/{p;q}' "$each" | grep -q . && sed 's/^Types:.*/Types: deb-src/' "$each" && echo
+done >"$work/debian.sources"
+sources=(-o "Dir::Etc::sourcelist=$work/debian.sources" -o Dir::Etc::sourceparts=- -o "Dir::State::lists=$work/lists"
+	-o APT::Sandbox::User=root)
+apt-get -qq "${sources[@]}" update
+cd "$work"
+apt-get -qq "${sources[@]}" --download-only source openssh
+tar -xzf openssh_*.orig.tar.gz
+cd openssh-*/
+./configure --quiet >&2
+programs=(regress/misc/sk-dummy/sk-dummy.c regress/misc/sk-dummy/fatal.c ed25519.c hash.c openbsd-compat/sha2.c)
+for each in "${programs[@]}"; do
+	cc -O2 -fPIC -w -I. -Iopenbsd-compat -DHAVE_CONFIG_H -c "$each" -o "$(basename "$each" .c).o"
+done
+cc -shared -Wl,-z,defs -o "$destination/sk-dummy.so" sk-dummy.o fatal.o ed25519.o hash.o sha2.o -lcrypto
