@@ -20,11 +20,16 @@ import stat
 import struct
 import sys
 import time
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 VERSION = 1
 ATTEMPT_S = 0.5
-"""How long one forbidden target may stay silent before silence is what was seen."""
+"""How long a forbidden target may stay silent before silence is what was seen, where its answer may come from afar."""
+TIMES_AS_LONG = 20
+"""How often over silence must last what the control took: whatever holds one back holds the others back as well."""
 MAX_ENTRIES = 20_000
 """How many directory entries are looked at for sockets; a root of ours holds far fewer outside /usr."""
 UNWALKED = frozenset({"/proc", "/sys", "/usr"})
@@ -64,6 +69,20 @@ class Target(NamedTuple):
     address: str
     port: int | None
     alive: bool
+    near: bool = False
+    """Whether only this very host could answer there."""
+
+
+class Waits(NamedTuple):
+    """How long silence must last, in seconds, before it counts.
+
+    `near`: at targets on this very host, and at least TIMES_AS_LONG what the control took: an attempt at `control`, an
+    address that is known to answer, made after all others. `far`: at all others, and without a control.
+    """
+
+    near: float
+    far: float
+    control: Target | None
 
 
 class Attempt(NamedTuple):
@@ -135,42 +154,116 @@ def _anchor_body(address: tuple[str, int], challenge: str, deadline: float, auth
 
 
 def try_targets(
-    targets: list[Target], wait: float, deadline: float, *, rounds: int = 1, interval: float = 0.0
-) -> list[list[str]]:
-    """Try all targets side by side, a round every `interval` seconds; for each round and target, what was seen.
+    targets: list[Target], waits: Waits, deadline: float, *, rounds: int = 1, interval: float = 0.0
+) -> tuple[list[list[str]], int]:
+    """Try all targets side by side, a round every `interval` seconds: for each round and target what was seen.
 
-    An attempt is given up `wait` seconds after the last round began, so that each has at least that long: a later
-    round does not wait for the silence of an earlier one. No round begins after the deadline (monotonic).
+    A later round does not wait for the silence of an earlier one; no round begins after the deadline (monotonic). Gives
+    also how many rounds count: none when by then the control was not answered or silence was shorter than it must be.
     """
-    done = 0
-    seen: list[set[str]] = [set() for _ in range(rounds * len(targets))]
-    waiting: dict[int, Attempt] = {}
-    poller = select.poll()
+    hearing = Hearing(targets, waits, rounds)
+    width, done = len(targets), 0
     try:
         for number in range(rounds):
-            began = time.monotonic()
-            if began > deadline:
+            if time.monotonic() > deadline:
                 break
+            hearing.begin_round(number)
             done += 1
-            for place, target in enumerate(targets, number * len(targets)):
-                for started in _start(place, target):
-                    if isinstance(started, str):
-                        seen[place].add(started)
-                    else:
-                        waiting[started.sock.fileno()] = started
-                        poller.register(started.sock, started.events)
-            _hear(poller, waiting, targets, seen, began + (interval if number + 1 < rounds else wait))
             if number + 1 < rounds:
-                time.sleep(max(0.0, began + interval - time.monotonic()))
+                following = hearing.last + interval
+                hearing.hear(lambda: following)  # noqa: B023 - called within this turn
+                time.sleep(max(0.0, following - time.monotonic()))
+        hearing.begin_control()
+        hearing.hear(lambda: min(deadline, hearing.silent_until()))
+        counts = hearing.silent_until() <= deadline
     finally:
-        for attempt in waiting.values():
-            seen[attempt.number].add("silence")
+        hearing.close()
+    said = [ANSWERED if ANSWERED in found else ",".join(sorted(found)) or NOT_TRIED for found in hearing.seen]
+    return [said[number * width : (number + 1) * width] for number in range(done)], done if counts else 0
+
+
+class Hearing:
+    """The attempts that were begun, and what has come of them: round by round in their order, then the control."""
+
+    def __init__(self, targets: list[Target], waits: Waits, rounds: int) -> None:
+        """Begin nothing yet."""
+        self.seen: list[set[str]] = [set() for _ in range(rounds * len(targets) + 1)]
+        self.last = time.monotonic()
+        self._targets, self._waits = targets, waits
+        self._waiting: dict[int, Attempt] = {}
+        self._poller = select.poll()
+        self._control = len(self.seen) - 1
+        self._asked = self._answered = self.last
+
+    def begin_round(self, number: int) -> None:
+        """Set one round's attempts going."""
+        self.last = time.monotonic()
+        for place, target in enumerate(self._targets, number * len(self._targets)):
+            self._begin(place, target)
+
+    def begin_control(self) -> None:
+        """Set the control going, where there is one and somebody is silent."""
+        if self._waits.control is not None and self._waiting:
+            self._asked = time.monotonic()
+            self._begin(self._control, self._waits.control)
+
+    def _begin(self, place: int, target: Target) -> None:
+        for started in _start(place, target):
+            if isinstance(started, str):
+                self._note(place, started)
+            else:
+                self._waiting[started.sock.fileno()] = started
+                self._poller.register(started.sock, started.events)
+
+    def hear(self, until: Callable[[], float]) -> None:
+        """Take in what comes until a time (monotonic, asked for anew each time), or until nobody is waited for.
+
+        Only an empty look after that time ends it: what came while this process was not let run is seen all the same.
+        """
+        while self._waiting:
+            left = max(0.0, until() - time.monotonic())
+            events = self._poller.poll(left * 1000)
+            if not events and not left:
+                return
+            for descriptor, _ in events:
+                attempt = self._waiting[descriptor]
+                result = _finish(attempt, self._target(attempt.number))
+                if result is not None:
+                    self._note(attempt.number, result)
+                    self._poller.unregister(descriptor)
+                    del self._waiting[descriptor]
+                    attempt.sock.close()
+
+    def silent_until(self) -> float:
+        """Say how long those who are silent must stay so (monotonic); for ever while the control was not answered."""
+        silent = {attempt.number for attempt in self._waiting.values()}
+        if not silent:
+            return self.last
+        far = self.last + self._waits.far
+        if self._waits.control is None:
+            return far
+        if not self.seen[self._control] & {ANSWERED, "ECONNREFUSED"}:
+            return float("inf")
+        near = self._answered + max(self._waits.near, TIMES_AS_LONG * (self._answered - self._asked))
+        return near if all(self._target(number).near for number in silent) else max(near, far)
+
+    def close(self) -> None:
+        """Give up who is still silent: that is what was seen of them."""
+        for attempt in self._waiting.values():
+            self.seen[attempt.number].add("silence")
             attempt.sock.close()
-    said = [ANSWERED if ANSWERED in found else ",".join(sorted(found)) or NOT_TRIED for found in seen]
-    return [said[number * len(targets) : (number + 1) * len(targets)] for number in range(done)]
+
+    def _target(self, place: int) -> Target:
+        control = self._waits.control
+        return control if control is not None and place == self._control else self._targets[place % len(self._targets)]
+
+    def _note(self, place: int, result: str) -> None:
+        self.seen[place].add(result)
+        if place == self._control:
+            self._answered = time.monotonic()
 
 
-def settle(targets: list[Target], wait: float, deadline: float) -> int:
+def settle(targets: list[Target], waits: Waits, deadline: float) -> int:
     """Try these until none answers in one round, or until the deadline (monotonic); milliseconds that it took.
 
     Where policy reaches a new address only after a while, everything is open until then. Whether it holds is judged
@@ -178,26 +271,11 @@ def settle(targets: list[Target], wait: float, deadline: float) -> int:
     """
     began = time.monotonic()
     while targets and time.monotonic() < deadline:
-        rows = try_targets(targets, wait, deadline)
+        rows, _ = try_targets(targets, waits._replace(control=None), deadline)
         if rows and ANSWERED not in rows[0]:
             break
         time.sleep(0.02)
     return int((time.monotonic() - began) * 1000)
-
-
-def _hear(
-    poller: Any, waiting: dict[int, Attempt], targets: list[Target], seen: list[set[str]], deadline: float
-) -> None:
-    """Take in what comes of the attempts until the deadline (monotonic), or until none is left waiting."""
-    while waiting and (left := deadline - time.monotonic()) > 0:
-        for descriptor, _ in poller.poll(left * 1000):
-            attempt = waiting[descriptor]
-            result = _finish(attempt, targets[attempt.number % len(targets)])
-            if result is not None:
-                seen[attempt.number].add(result)
-                poller.unregister(descriptor)
-                del waiting[descriptor]
-                attempt.sock.close()
 
 
 def _start(index: int, target: Target) -> list[Attempt | str]:
@@ -357,31 +435,35 @@ def found_interfaces() -> list[str]:
         return [line.partition(":")[0].strip() for line in file.read().splitlines()[2:]]
 
 
-def found_inside(interfaces: list[str]) -> list[dict[str, Any]]:
-    """Report as reached whatever came in that should not be there: descriptors, path sockets, interfaces."""
+def found_inside() -> list[tuple[str, str]]:
+    """List what came in: descriptors, path sockets, interfaces, as kind and text."""
     rows = [("descriptor", text) for text in found_descriptors()]
     rows += [("socket", text) for text in found_sockets()]
-    rows += [("interface", name) for name in found_interfaces() if name not in interfaces]
-    return [
-        {
-            "name": f"{kind}:{text}",
-            "kind": kind,
-            "address": text,
-            "port": None,
-            "alive": True,
-            "verdict": "reached",
-            "seen": "present",
-        }
-        for kind, text in rows
-    ]
+    return rows + [("interface", name) for name in found_interfaces()]
 
 
-def probe(given: dict[str, Any]) -> dict[str, Any]:
-    """Ask the anchor, try every target for all rounds, look around; the whole report."""
+def _came_in(kind: str, text: str) -> dict[str, Any]:
+    """Report as reached what should not be there."""
+    return {
+        "name": f"{kind}:{text}",
+        "kind": kind,
+        "address": text,
+        "port": None,
+        "alive": True,
+        "verdict": "reached",
+        "seen": "present",
+    }
+
+
+def probe(given: dict[str, Any], inside: list[tuple[str, str]]) -> dict[str, Any]:
+    """Ask the anchor, try every target for all rounds; the whole report, with what was found inside."""
     began = time.monotonic()
     deadline = began + float(given["budget_s"])
-    rounds, wait = int(given["rounds"]), float(given.get("attempt_s", ATTEMPT_S))
-    targets = [Target(t["name"], t["kind"], t["address"], t["port"], bool(t["alive"])) for t in given["targets"]]
+    rounds = int(given["rounds"])
+    targets = [
+        Target(t["name"], t["kind"], t["address"], t["port"], bool(t["alive"]), bool(t.get("near")))
+        for t in given["targets"]
+    ]
     # At most half of the time: a fence without a proxy may leak all the same, and that is to be named too.
     anchor = ask_anchor(
         given["proxy"],
@@ -390,24 +472,27 @@ def probe(given: dict[str, Any]) -> dict[str, Any]:
         (began + deadline) / 2,
         authorization=given.get("authorization", ""),
     )
+    waits = _waits(given, anchored=anchor["verdict"] == "reached")
     settling = set(given.get("settle", ()))
-    settled = settle([target for target in targets if target.name in settling], wait, (began + deadline) / 2)
+    settled = settle([target for target in targets if target.name in settling], waits, (began + deadline) / 2)
     strong = [target for target in targets if target.kind not in WEAK_KINDS]
     weak = [target for target in targets if target.kind in WEAK_KINDS]
     seen: dict[str, set[str]] = {target.name: set() for target in targets}
-    strongly = try_targets(strong, wait, deadline, rounds=rounds, interval=float(given["interval_s"]))
+    strongly, done = try_targets(strong, waits, deadline, rounds=rounds, interval=float(given["interval_s"]))
     reached = any(ANSWERED in found for found in strongly)
-    weakly = [] if reached else try_targets(weak, wait, deadline)
+    weakly, heard = ([], 1) if reached or not weak else try_targets(weak, waits, deadline)
     for tried, rows in ((strong, strongly), (weak, weakly)):
         for found in rows:
             for target, result in zip(tried, found):  # noqa: B905 - `strict` is newer than 3.8
                 seen[target.name].add(result)
-    done = len(strongly)
+    done = done if heard else 0
     reported = []
     for target in targets:
         results = ",".join(sorted(seen[target.name])) or NOT_TRIED
-        reported.append({**target._asdict(), "verdict": verdict(target.kind, target.alive, results), "seen": results})
-    reported += found_inside(given["interfaces"])
+        row = {name: value for name, value in target._asdict().items() if name != "near"}
+        reported.append({**row, "verdict": verdict(target.kind, target.alive, results), "seen": results})
+    allowed = [("interface", name) for name in given["interfaces"]]
+    reported += [_came_in(*row) for row in inside if row not in allowed]
     failures = [] if anchor["verdict"] == "reached" else ["anchor"]
     failures += [t["name"] for t in reported if t["verdict"] == "reached" or (t["alive"] and t["verdict"] != "denied")]
     failures += ["rounds"] if done < rounds or (not failures and any(t["seen"] == NOT_TRIED for t in reported)) else []
@@ -424,6 +509,14 @@ def probe(given: dict[str, Any]) -> dict[str, Any]:
         "failures": failures,
         "elapsed_ms": int((time.monotonic() - began) * 1000),
     }
+
+
+def _waits(given: dict[str, Any], *, anchored: bool) -> Waits:
+    """Read how long silence must last; without the proxy its address answers nobody, so there is no control then."""
+    where = given.get("control") if anchored else None
+    host, _, port = (where or "").rpartition(":")
+    control = Target("control", "tcp", host.strip("[]"), int(port), True) if where else None
+    return Waits(float(given.get("near_s", ATTEMPT_S)), float(given.get("attempt_s", ATTEMPT_S)), control)
 
 
 def _runtime() -> dict[str, Any]:
@@ -459,10 +552,12 @@ def main() -> int:
         # All attempts of all rounds may be open at once.
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+        # Before the question has come: who asks may still be on the way.
+        inside = found_inside()
         with open(sys.argv[1] if len(sys.argv) > 1 else 0, "rb") as file:  # noqa: PTH123 - descriptor 0 has no path
             given = json.loads(file.read(1 << 20))
         waiting = given.get("hold")
-        report = probe(given)
+        report = probe(given, inside)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         print(f"ringfence-gate: unusable input or surroundings: {type(error).__name__}: {error}", file=sys.stderr)  # noqa: T201 - its diagnostics
         return 2

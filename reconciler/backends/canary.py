@@ -12,7 +12,7 @@ import secrets
 import select
 import socket
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from reconciler.core.gate_report import Target, TargetKind
@@ -34,8 +34,6 @@ class Canaries:
     """One for each address at which a listener can be met; `alive` when the daemon itself met it there."""
     listeners: Mapping[socket.socket, str]
     """With what to call an arrival that does not say itself where it was going."""
-    took: float = 0.0
-    """Seconds in which the daemon itself met them all."""
 
     def arrivals(self) -> frozenset[str]:
         """Name the targets at which something arrived since the last call."""
@@ -85,9 +83,7 @@ def open_canaries(folder: Path, addresses: Sequence[str], *, ports: Sequence[int
         planned.append((path, _target(TargetKind.UNIX_PATH, str(folder / "canary.sock"), None)))
         # The last target of a listener names it: for the Unix ones, the only one.
         listeners = {listener: target.name for listener, target in planned}
-        began = time.monotonic()
-        met = _meet(planned, listeners)
-        yield Canaries(targets=met, listeners=listeners, took=time.monotonic() - began)
+        yield Canaries(targets=_meet(planned, listeners), listeners=listeners)
 
 
 def listen_everywhere(
@@ -130,7 +126,7 @@ def _network_target(listener: socket.socket, address: str) -> Target:
 
 
 def _target(kind: TargetKind, address: str, port: int | None, *, alive: bool = False) -> Target:
-    return Target(name=_name(kind, address, port), kind=kind, address=address, port=port, alive=alive)
+    return Target(name=_name(kind, address, port), kind=kind, address=address, port=port, alive=alive, near=True)
 
 
 def _name(kind: TargetKind, address: str, port: int | None) -> str:
@@ -162,10 +158,7 @@ def _meet(
             poller.poll(left * 1000)
             for listener, name in listeners.items():
                 met.update(_arrived(listener, name, named_datagrams=True))
-    return tuple(
-        Target(name=target.name, kind=target.kind, address=target.address, port=target.port, alive=target.name in met)
-        for _, target in planned
-    )
+    return tuple(replace(target, alive=target.name in met) for _, target in planned)
 
 
 def _socket_address(

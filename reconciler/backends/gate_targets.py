@@ -50,6 +50,10 @@ class Question:
     settle: tuple[str, ...] = ()
     """Names of targets without arrivals to count, tried first until none answers: where policy comes late."""
     hold: Hold | None = None
+    near: float = 0.5
+    """The same for targets on this very host, where the gate has a control; far longer where that took long."""
+    control: str | None = None
+    """An address and port sure to answer, or to refuse, as fast as a leak would; None: there is none."""
 
     def to_object(self) -> dict[str, object]:
         """Give the gate's input as plain JSON values; the answer only as its digest."""
@@ -62,6 +66,8 @@ class Question:
             "interval_s": self.interval,
             "budget_s": self.budget,
             "attempt_s": self.attempt,
+            "near_s": self.near,
+            "control": self.control,
             "interfaces": list(self.interfaces),
             **({"authorization": self.authorization} if self.authorization else {}),
             **({"settle": list(self.settle)} if self.settle else {}),
@@ -73,6 +79,7 @@ class Question:
                     "address": target.address,
                     "port": target.port,
                     "alive": target.alive,
+                    "near": target.near,
                 }
                 for target in self.targets
             ],
@@ -110,8 +117,12 @@ def targets(
         *(_address("public", TargetKind.TCP, *where) for where in _PUBLIC),
         *(_address("dns", kind, *where) for where in servers for kind in (TargetKind.DNS_TCP, TargetKind.DNS_UDP)),
         *(_address("dns", TargetKind.DNS_RELAY, *where) for where in inner),
-        *(_address("neighbour", TargetKind.TCP, *where) for where in neighbours),
-        *(_address("echo", kind, address) for address in echoed for kind in (TargetKind.ICMP, TargetKind.ICMP_RAW)),
+        *(_address("neighbour", TargetKind.TCP, *where, near=True) for where in neighbours),
+        *(
+            _address("echo", kind, address, near=address in outside)
+            for address in echoed
+            for kind in (TargetKind.ICMP, TargetKind.ICMP_RAW)
+        ),
         Target(name="packet socket", kind=TargetKind.PACKET, address="", port=None, alive=False),
         Target(name="vsock socket", kind=TargetKind.VSOCK, address="", port=None, alive=False),
     ]
@@ -130,9 +141,9 @@ def bound(canaries: Sequence[Target]) -> tuple[Target, ...]:
 
 def bound_to(address: str, port: int) -> Target:
     """Give a neighbour's listener to be tried from a socket that is bound to the fence's link."""
-    return _address("neighbour", TargetKind.TCP_BOUND, address, port)
+    return _address("neighbour", TargetKind.TCP_BOUND, address, port, near=True)
 
 
-def _address(what: str, kind: TargetKind, address: str, port: int | None = None) -> Target:
+def _address(what: str, kind: TargetKind, address: str, port: int | None = None, *, near: bool = False) -> Target:
     where = address if port is None else f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
-    return Target(name=f"{what} {kind}:{where}", kind=kind, address=address, port=port, alive=False)
+    return Target(name=f"{what} {kind}:{where}", kind=kind, address=address, port=port, alive=False, near=near)

@@ -42,13 +42,17 @@ class TargetKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """One target that the gate must try. `alive`: a listener of ours answers there now and counts arrivals."""
+    """One target that the gate must try. `alive`: a listener of ours answers there now and counts arrivals.
+
+    `near`: only this very host could answer there, so that silence need not last as long as elsewhere.
+    """
 
     name: str
     kind: TargetKind
     address: str
     port: int | None
     alive: bool
+    near: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
