@@ -19,8 +19,8 @@ from proxy.policy import ProxyPolicy
 from reconciler.backends import docker_launch, docker_place, docker_surroundings, labels, leftovers, nft
 from reconciler.backends.base import ExitCode, Launch, LaunchRefused, Observer, Planned, Reaped, Sandbox
 from reconciler.backends.docker_engine import Engine, EngineError
-from reconciler.backends.docker_launch import Site
 from reconciler.backends.docker_objects import Reserved
+from reconciler.backends.docker_raise import Site
 from reconciler.backends.steps import Nobody, Steps
 from reconciler.core.choose import Available, Missing, Probe
 from reconciler.core.policy import BackendName, Limits

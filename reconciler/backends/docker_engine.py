@@ -82,6 +82,8 @@ class Engine:
         self.close()
         self._api = chosen
         self._client = APIClient(base_url=self._url, version=chosen, timeout=CALL_S, num_pools=32)
+        # What the environment says of proxies and passwords is not for a socket, and reading it costs each call.
+        self._client.trust_env = False
         return True
 
     @property

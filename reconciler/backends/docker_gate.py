@@ -71,16 +71,20 @@ async def run(
     spec: Plain,
     launch: Launch,
     *,
+    standing: Callable[[], Awaitable[bool]],
     when: Callable[[], Awaitable[Asked | None]],
     tasks: TaskGroup,
 ) -> Heard | Unheard:
-    """Create the twin, write the job's files through it, start it, ask it, hear it, remove it.
+    """Create the twin with the job's volume, write the job's files through it, start it, ask it, hear it to its end.
+
+    The caller removes both, whatever comes of it.
 
     Args:
         engine: where.
         where: the run's place.
         spec: the twin's specification.
         launch: the run.
+        standing: awaited before it starts: whether its network is there and looked at.
         when: awaited while it starts: what it is asked, None when there is nothing to ask about.
         tasks: what runs beside everything else.
 
@@ -91,21 +95,22 @@ async def run(
     said = _Said()
     state, asked = None, None
     structure: list[str] = []
-    async with docker_objects.container(engine, name, spec):
-        await engine.put(name, docker_spec.WORKING_DIRECTORY, input_files.archive(launch.input))
-        structure += docker_proof.container(where, Role.GATE, spec, await engine.container(name), running=False)
-        if not structure:
-            async with attached(engine, name, stdin=True, output=said.take, tasks=tasks) as streams:
-                await engine.start(name)
-                asked = await when()
-                if asked is not None:
-                    await streams.write(json.dumps(asked.question.to_object()).encode("ascii"))
-                streams.close_input()
-                with anyio.move_on_after(_GATE_S):
-                    state = await until_ended(engine, name)
-                    await streams.ended.wait()
-                if asked is not None and said.report() is None:
-                    structure.append(f"the gate gave no report: {await how_it_ended(engine, name)}")
+    await engine.create_volume(where.name(Role.JOB), where.labels(Role.JOB))
+    await docker_objects.create(engine, name, spec)
+    await engine.put(name, docker_spec.WORKING_DIRECTORY, input_files.archive(launch.input))
+    structure += docker_proof.container(where, Role.GATE, spec, await engine.container(name), running=False)
+    if not structure and await standing():
+        async with attached(engine, name, stdin=True, output=said.take, tasks=tasks) as streams:
+            await engine.start(name)
+            asked = await when()
+            if asked is not None:
+                await streams.write(json.dumps(asked.question.to_object()).encode("ascii"))
+            streams.close_input()
+            with anyio.move_on_after(_GATE_S):
+                state = await until_ended(engine, name)
+                await streams.ended.wait()
+            if asked is not None and said.report() is None:
+                structure.append(f"the gate gave no report: {await how_it_ended(engine, name)}")
     if asked is None:
         return Unheard(tuple(structure))
     question = asked.question

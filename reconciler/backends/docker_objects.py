@@ -1,6 +1,7 @@
-"""Owns the life of what a run has on a Docker engine: each object is made, and gone at the end of its context.
+"""Owns the life of what a run has on a Docker engine: ranges of addresses, and objects gone at the end of a context.
 
-Says nothing of what they are made of, nor in which order.
+A context begins before its object is made: so nothing is ever there that nobody will remove. Says nothing of what they
+are made of, nor in which order.
 """
 
 from __future__ import annotations
@@ -14,13 +15,12 @@ import anyio.to_thread
 
 from reconciler.backends import docker_place, links
 from reconciler.backends.docker_engine import EngineError
-from reconciler.backends.docker_place import Role, Slices
+from reconciler.backends.docker_place import Slices
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from reconciler.backends.docker_engine import Engine
-    from reconciler.backends.docker_place import Where
     from reconciler.backends.docker_spec import Plain
 
 
@@ -53,24 +53,20 @@ async def ranges(
 
 
 @contextlib.asynccontextmanager
-async def networks(engine: Engine, specs: tuple[Plain, Plain]) -> AsyncIterator[None]:
-    """Create the fence's network and the proxy's way out; one after the other, as the engine would in any case."""
+async def networks(engine: Engine, names: tuple[str, ...]) -> AsyncIterator[None]:
+    """Remove networks at the end of the context, the last first, whether they were made in it or not."""
     try:
-        for spec in specs:
-            await engine.create_network(spec)
         yield
     finally:
         with anyio.CancelScope(shield=True):
-            for spec in reversed(specs):
-                await engine.remove_network(spec["name"])
+            for name in reversed(names):
+                await engine.remove_network(name)
 
 
 @contextlib.asynccontextmanager
-async def volume(engine: Engine, where: Where) -> AsyncIterator[None]:
-    """Create the volume of a job's files."""
-    name = where.name(Role.JOB)
+async def volume(engine: Engine, name: str) -> AsyncIterator[None]:
+    """Remove a volume at the end of the context, whether it was made in it or not."""
     try:
-        await engine.create_volume(name, where.labels(Role.JOB))
         yield
     finally:
         with anyio.CancelScope(shield=True):
@@ -78,12 +74,20 @@ async def volume(engine: Engine, where: Where) -> AsyncIterator[None]:
 
 
 @contextlib.asynccontextmanager
-async def container(engine: Engine, name: str, spec: Plain) -> AsyncIterator[None]:
-    """Create a container; a warning means that something asked for is left out, which is not what was proven."""
+async def container(engine: Engine, name: str) -> AsyncIterator[None]:
+    """Remove a container at the end of the context, whether it was made in it or not."""
     try:
-        if warnings := await engine.create_container(name, spec):
-            raise EngineError(f"it warns of {name}: {'; '.join(warnings)}")
         yield
     finally:
         with anyio.CancelScope(shield=True):
             await engine.remove_container(name)
+
+
+async def create(engine: Engine, name: str, spec: Plain) -> None:
+    """Create a container; a warning means that something asked for is left out, which is not what was proven.
+
+    Raises:
+        EngineError: the engine warns or refuses.
+    """
+    if warnings := await engine.create_container(name, spec):
+        raise EngineError(f"it warns of {name}: {'; '.join(warnings)}")

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, TypeVar
 import anyio
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from proxy.record import Record
     from reconciler.backends.base import Observer, Stream
 
@@ -39,8 +41,17 @@ class Steps:
         self._register(name, context, nullcontext())
         return value
 
+    async def promise(self, name: str, context: AbstractAsyncContextManager[T]) -> T:
+        """Register the undo of what is about to be made beside other things; that it was made, `done` reports.
+
+        Whatever is made side by side is so undone in the order in which it was promised, last first.
+        """
+        value = await context.__aenter__()
+        self._stack.push_async_callback(self._undoing(name, context, nullcontext()))
+        return value
+
     def done(self, name: str) -> None:
-        """Report a step that needs no undo."""
+        """Report a step that needs no undo, or whose undo was promised."""
         self._observer.step(name)
 
     async def undo(self) -> None:
@@ -51,6 +62,12 @@ class Steps:
     def _register(
         self, name: str, waiting: AbstractAsyncContextManager[object], plain: AbstractContextManager[object]
     ) -> None:
+        self._stack.push_async_callback(self._undoing(name, waiting, plain))
+        self._observer.step(name)
+
+    def _undoing(
+        self, name: str, waiting: AbstractAsyncContextManager[object], plain: AbstractContextManager[object]
+    ) -> Callable[[], Awaitable[None]]:
         async def undo() -> None:
             try:
                 with anyio.fail_after(UNDO_S):
@@ -61,8 +78,7 @@ class Steps:
             else:
                 self._observer.step(f"undo {name}")
 
-        self._stack.push_async_callback(undo)
-        self._observer.step(name)
+        return undo
 
 
 class Nobody:

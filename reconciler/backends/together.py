@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import anyio
 
@@ -11,6 +11,27 @@ if TYPE_CHECKING:
 
 A = TypeVar("A")
 B = TypeVar("B")
+
+
+class Later(Generic[A]):
+    """One value that is not known yet, for whoever does something beside who finds it out."""
+
+    __slots__ = ("_known", "_values")
+
+    def __init__(self) -> None:
+        """Know nothing."""
+        self._known = anyio.Event()
+        self._values: list[A] = []
+
+    def set(self, value: A) -> None:
+        """Make it known; the first value counts."""
+        self._values.append(value)
+        self._known.set()
+
+    async def get(self) -> A:
+        """Wait until it is known."""
+        await self._known.wait()
+        return self._values[0]
 
 
 async def both(first: Callable[[], Awaitable[A]], second: Callable[[], Awaitable[B]]) -> tuple[A, B]:

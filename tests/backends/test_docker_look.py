@@ -52,20 +52,20 @@ def test_an_agent_in_the_proxys_namespace_is_refused(docker: DockerOnRig, monkey
 
 
 @on(CURRENT, DEBIAN)
-def test_the_gate_is_gone_before_the_agent_is_created(docker: DockerOnRig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_gate_is_gone_before_the_agent_is_started(docker: DockerOnRig, monkeypatch: pytest.MonkeyPatch) -> None:
     present: dict[str, bool] = {}
-    real = Engine.create_container
+    real = Engine.start
 
-    async def looking(self: Engine, name: str, config: Any) -> tuple[str, ...]:
+    async def looking(self: Engine, name: str) -> None:
         if name.endswith("-agent"):
             present[name] = await self.container(name.removesuffix("agent") + "gate") is not None
-        return await real(self, name, config)
+        await real(self, name)
 
-    monkeypatch.setattr(Engine, "create_container", looking)
+    monkeypatch.setattr(Engine, "start", looking)
 
     async def main() -> None:
         async with docker.launch(launch("true"), Recorder()) as sandbox:
-            built(sandbox)
+            await built(sandbox).start()
 
     anyio.run(main)
     assert list(present.values()) == [False]
