@@ -200,6 +200,7 @@ class Raising:
         if not addresses or not await self.fence_looked_at.get():
             return None
         await engine.start(name)
+        self.steps.done("proxy started")
         await proxy.send(self.launch.proxy)
         if unready := await proxy.until_ready(_READY_S):
             return LaunchRefused(code="proxy_failed", message=f"{unready} ({await how_it_ended(engine, name)})")

@@ -50,6 +50,7 @@ STEPS = [
     "volume",
     "proxy container",
     "proxy streams",
+    "proxy started",
     "proxy ready",
     "canaries",
     "gate",

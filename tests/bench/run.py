@@ -1,7 +1,9 @@
 """Measures what a fence costs: job dropped to the command's first instruction, beside a bare container or bare bwrap.
 
 Each round runs the bare command, the same through a backend, and the same through a whole daemon, one after the other,
-so that all three meet the same machine. The command says the time by itself, as its first and only instruction.
+so that all three meet the same machine. The command says the time by itself, as its first and only instruction. What a
+bare container's creation and start cost through the same API is measured in the same round: two starts, the proxy's and
+the agent's, cannot happen at the same time, so they and what must wait in between are below what no fence gets.
 
     python -m tests.bench run [--quick]
 """
@@ -24,10 +26,12 @@ from typing import TYPE_CHECKING
 import anyio
 
 from reconciler.backends.bubblewrap import Bubblewrap
+from reconciler.backends.docker_engine import Engine
 from reconciler.core.choose import Missing
 from reconciler.host import DockerSettings
 from tests.backends.docker_world import GVISOR, DockerOnRig
 from tests.backends.world import Recorder, built, host, inside, launch
+from tests.bench.page import Part, put
 from tests.e2e import documents
 from tests.e2e.grounds import BUBBLEWRAP, Ground, Place, Places
 from tests.e2e.installation import Installation
@@ -44,15 +48,25 @@ CLOCK = ("date", "+%s.%N")
 MOST = 2.5
 """How many times a bare container a job may take to its first instruction."""
 ROUNDS, QUICK = 9, 2
+HEAD = """## What a fence costs a job
+
+Made by `python -m tests.bench run` (root), the machine's load {load:.1f} at its end, {rounds} interleaved rounds;
+medians. *Bare* is `docker run` of the same image on the same runtime, from the command line to the command's first
+instruction (for bubblewrap a bare `bwrap`), *behind a fence* the same through a backend alone, *ratio* that of a job,
+from the moment it is dropped, to the bare one of its own round.
+
+"""
 _PARTS = {
-    "networks": "two networks",
-    "bridge verified": "bridge looked at, guard read back",
-    "proxy ready": "proxy up (the gate starts beside it)",
+    "address ranges": "guard, image and free ranges looked up",
+    "networks": "two networks (containers are created beside them)",
+    "proxy started": "start of the proxy's container (the gate's beside it)",
+    "proxy ready": "start of Python in it, until it listens",
     "listener handed out": "bwrap and proxy up, listener handed out",
-    "gate": "gate asked, heard, removed",
-    "agent inspected": "agent created, everything inspected",
-    "first": "the command's own start",
+    "gate": "gate asked and heard to its end (the agent's container is created beside)",
+    "agent inspected": "everything inspected, the gate removed",
+    "first": "start of the agent, to the command's first instruction",
 }
+"""Steps on the way to the first instruction, none beside another."""
 
 
 class Clocked(Recorder):
@@ -72,6 +86,8 @@ class Measured:
     """One ground's rounds, in seconds."""
 
     bare: list[float] = field(default_factory=list)
+    creation: list[float] = field(default_factory=list)
+    start: list[float] = field(default_factory=list)
     backend: list[float] = field(default_factory=list)
     daemon: list[float] = field(default_factory=list)
     teardown: list[float] = field(default_factory=list)
@@ -94,6 +110,31 @@ def bare(place: Place) -> float:
         runtime = str(place.ground.runtime)
         done = place.engine.docker("run", "--rm", "--pull", "never", "--runtime", runtime, image, *CLOCK, check=True)
     return float(done.stdout) - began
+
+
+def bare_parts(place: Place, into: Measured) -> None:
+    """Create and start the command's container through the API, without a fence; nothing where there is no engine."""
+    if place.engine is None:
+        return
+    name = f"bench-{os.urandom(4).hex()}"
+    config = {
+        "Image": place.image.partition("@")[2] or place.image,
+        "Cmd": list(CLOCK),
+        "HostConfig": {"Runtime": str(place.ground.runtime)},
+    }
+
+    async def main() -> None:
+        with contextlib.closing(Engine(str(place.settings["docker"]["socket"]))) as engine:  # type: ignore[index]  # as grounds made it
+            engine.speak(await engine.versions())
+            began = time.monotonic()
+            await engine.create_container(name, config)
+            created = time.monotonic()
+            await engine.start(name)
+            into.start.append(time.monotonic() - created)
+            into.creation.append(created - began)
+            await engine.remove_container(name)
+
+    anyio.run(main)
 
 
 def through_backend(backend: Backend, into: Measured) -> None:
@@ -175,10 +216,11 @@ def measure(place: Place, rounds: int) -> Measured:
     with standing(place) as (backend, installation):
         for number in range(rounds + 1):
             into.bare.append(bare(place))
+            bare_parts(place, into)
             through_backend(backend, into)
             through_daemon(installation, number, into)
-    for rows in (into.bare, into.backend, into.daemon, into.teardown, *into.parts.values()):
-        del rows[0]
+    for rows in (into.bare, into.creation, into.start, into.backend, into.daemon, into.teardown, *into.parts.values()):
+        del rows[:1]
     return into
 
 
@@ -192,9 +234,27 @@ def table(measured: dict[str, Measured]) -> str:
         seen = [middle(each.bare), middle(each.backend), middle(each.daemon), f"**{ratio(each):.2f}**"]
         lines.append(f"| {name} | {' | '.join(seen)} | {middle(each.teardown)} |")
     for name, each in measured.items():
-        lines += ["", f"{name}, milliseconds until each part was done:"]
+        lines += ["", f"{name}, medians of the parts, one after the other:", ""]
         lines += [f"- {_PARTS[part]}: {middle(each.parts[part])}" for part in _PARTS if part in each.parts]
-    return "\n".join(lines)
+        over = [dropped - built for dropped, built in zip(each.daemon, each.backend, strict=True)]
+        lines.append(f"- beside these, the daemon's own (job found, claimed, written down): {middle(over)}")
+        lines += floor(each)
+    return "\n".join([*lines, ""])
+
+
+def floor(each: Measured) -> list[str]:
+    """Say what no fence of two containers one after the other gets below, with what a bare one costs."""
+    if not each.start:
+        return []
+    once = statistics.median(each.start)
+    python = statistics.median(each.parts["proxy ready"])
+    least = 2 * once + python
+    bound = statistics.median((2 * start + python) / alone for start, alone in zip(each.start, each.bare, strict=True))
+    least_said = f"{least * 1000:.0f} ms: {bound:.2f} times bare"
+    return [
+        f"- a bare container through the same API: created {middle(each.creation)}, started {middle(each.start)}",
+        f"- so the least with a proxy before the agent, two starts and Python's own, is {least_said}",
+    ]
 
 
 def middle(rows: list[float]) -> str:
@@ -221,7 +281,10 @@ def main(*, quick: bool = False) -> int:
         places = stack.enter_context(contextlib.closing(Places(lambda: stack.enter_context(Rig()), images)))
         for ground in grounds:
             measured[str(ground)] = measure(places.stand(ground), QUICK if quick else ROUNDS)
-    print(table(measured))  # noqa: T201 - what a benchmark is for
+    text = table(measured)
+    print(text)  # noqa: T201 - what a benchmark is for
+    if not quick:
+        put(Part.RUN, HEAD.format(load=os.getloadavg()[0], rounds=ROUNDS) + text)
     # A bare bwrap is six milliseconds, which no proxy of Python's starts in: its row is for the absolute numbers.
     missed = {name: ratio(each) for name, each in measured.items() if name != str(BUBBLEWRAP) and ratio(each) > MOST}
     for name, value in missed.items():

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import sys
-from typing import Final
 
+from tests.bench.page import Part, put
 from tests.bench.proxy import profile, report
 from tests.bench.proxy.measures import FULL, QUICK, Bench
 from tests.bench.proxy.scene import opened
 from tests.proxy.harness import LOOPS
 from tests.proxy.peers.peers import Peer, build
-from tests.rig.rig import ROOT
-
-PAGE: Final = ROOT / "docs" / "benchmarks.md"
 
 
 def main(*, quick: bool = False, only_profile: bool = False) -> int:
@@ -31,7 +28,7 @@ def main(*, quick: bool = False, only_profile: bool = False) -> int:
     sys.stdout.write(text)
     if quick:
         return 0
-    PAGE.write_text(text)
+    put(Part.PROXY, text)
     values = ((target, target.ratio(samples)) for target in report.targets())
     return int(any(value is not None and not target.reached(value) for target, value in values))
 
