@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from reconciler.backends.docker_place import Where
     from reconciler.backends.docker_spec import Plain
     from reconciler.backends.gate_targets import Question
+    from reconciler.backends.steps import Steps
 
 _GATE_S = 30.0
 _BUDGET_S = 10.0
@@ -73,6 +74,7 @@ async def run(
     *,
     standing: Callable[[], Awaitable[bool]],
     when: Callable[[], Awaitable[Asked | None]],
+    steps: Steps,
     tasks: TaskGroup,
 ) -> Heard | Unheard:
     """Create the twin with the job's volume, write the job's files through it, start it, ask it, hear it to its end.
@@ -86,6 +88,7 @@ async def run(
         launch: the run.
         standing: awaited before it starts: whether its network is there and looked at.
         when: awaited while it starts: what it is asked, None when there is nothing to ask about.
+        steps: told what was done.
         tasks: what runs beside everything else.
 
     Raises:
@@ -98,10 +101,12 @@ async def run(
     await engine.create_volume(where.name(Role.JOB), where.labels(Role.JOB))
     await docker_objects.create(engine, name, spec)
     await engine.put(name, docker_spec.WORKING_DIRECTORY, input_files.archive(launch.input))
+    steps.done("gate container")
     structure += docker_proof.container(where, Role.GATE, spec, await engine.container(name), running=False)
     if not structure and await standing():
         async with attached(engine, name, stdin=True, output=said.take, tasks=tasks) as streams:
             await engine.start(name)
+            steps.done("gate started")
             asked = await when()
             if asked is not None:
                 await streams.write(json.dumps(asked.question.to_object()).encode("ascii"))

@@ -126,6 +126,7 @@ class Raising:
                             self.launch,
                             standing=self.fence_looked_at.get,
                             when=lambda: self._question(proxy, opened),
+                            steps=steps,
                             tasks=self.tasks,
                         ),
                         lambda: self._create_agent(proxy),
