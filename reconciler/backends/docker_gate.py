@@ -37,7 +37,7 @@ _BUDGET_S = 10.0
 _ROUNDS = 2
 _INTERVAL_S = 0.02
 _NEAR_S = 0.02
-"""The least that silence lasts where only this host could answer; the gate's control lengthens it (decision 0017)."""
+"""The least that silence lasts where only this host could answer; the gate's control lengthens it (decision 0018)."""
 _MOST_REPORT = 1 << 20
 _KEPT_DIAGNOSTICS = 2000
 

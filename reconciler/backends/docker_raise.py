@@ -1,6 +1,6 @@
 """Owns the raising of one Docker fence in its place: what is made side by side, what waits for what, and the proof.
 
-Network, bridge looked at, proxy, gate, agent, as decision 0018 has it. Does not choose the place, does not undo (the
+Network, bridge looked at, proxy, gate, agent, as decision 0019 has it. Does not choose the place, does not undo (the
 steps do), does not run the command.
 """
 
