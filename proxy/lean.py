@@ -1,4 +1,4 @@
-"""Owns what the process leaves unloaded: OpenSSL, a fifth of its memory, which asyncio and hmac would take along.
+"""Owns what the process leaves unloaded: OpenSSL, 4 MB of memory, which asyncio and hmac would take along.
 
 To be imported before them, and by the process's own entry only. No TLS is spoken here, and the two do without, as in a
 Python that was built without OpenSSL; hmac then uses the interpreter's own SHA-256.

@@ -16,7 +16,7 @@
  * for 200, the origin's answer to a ClientHello with that name has come. Results are one line of JSON.
  *
  * Origin: one ClientHello, whose random starts with a number of 8 bytes; it answers with so many bytes, or for a
- * negative one takes so many and answers one byte; whatever comes after that is answered by one byte. DNS: A is 93.184.216.34 for 60 s, AAAA is empty, `hung...` is never answered. */
+ * negative one answers one byte, takes so many and answers another; whatever comes after that is answered by one byte. DNS: A is 93.184.216.34 for 60 s, AAAA is empty, `hung...` is never answered. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>
@@ -103,7 +103,11 @@ static void origin_event(int epoll, int fd) {
 		if (o->got < record) return;
 		for (int at = 0; at < 8; at++) o->left = o->left << 8 | o->start[NUMBER + at];
 		o->state = o->left > 0 ? ORIGIN_SEND : ORIGIN_SINK;
-		if (o->left < 0) o->left += o->got - record;
+		if (o->left < 0) {
+			/* like any TLS server, it answers the hello before anything else comes */
+			o->left += o->got - record;
+			send(fd, "k", 1, MSG_NOSIGNAL);
+		}
 		if (o->state == ORIGIN_SEND) origin_send(epoll, fd, o);
 		return;
 	}
@@ -324,6 +328,7 @@ static int opened(const char *host, int64_t count, int direct) {
 static int moved(const char *host, int64_t bytes, int direct, int up) {
 	static char buffer[1 << 20];
 	int fd = opened(host, up ? -bytes : bytes, direct);
+	if (up && recv(fd, buffer, 1, 0) != 1) die("no answer through a tunnel");
 	int64_t begin = now_us(), left = bytes;
 	while (left > 0) {
 		size_t size = left < (int64_t)sizeof buffer ? (size_t)left : sizeof buffer;
