@@ -176,19 +176,24 @@ class _Raising:
         return max(1, round(self.launch.expires_at - time.time()))
 
     def _adapt(self, policy: ProxyPolicy) -> ProxyPolicy:
-        found = self.site.found
-        addresses = (*found.addresses, *(address for address, _ in found.api))
-        return in_cluster(policy, where=self.where, resolvers=self._resolvers(), addresses=addresses)
+        return in_cluster(policy, where=self.where, resolvers=self._resolvers(), addresses=self._forbidden())
 
     def _allowed(self, owner: Plain, policy: ProxyPolicy) -> Plain:
-        found = self.site.found
         return k8s_objects.proxy_policy(
             self.where,
             owner,
             resolvers=self._resolvers(),
-            forbidden=(*found.addresses, *(address for address, _ in found.api)),
+            forbidden=self._forbidden(),
             ports=k8s_objects.ports(policy),
         )
+
+    def _forbidden(self) -> tuple[str, ...]:
+        """Give what the proxy must not reach though it were public: the nodes, the API server, this host if a node."""
+        found = self.site.found
+        # A node has addresses that its cluster does not know.
+        own = () if k8s_node.standing_on(found.all_nodes) is None else host_network.addresses()
+        known = (*found.addresses, *(address for address, _ in found.api), *own)
+        return tuple(dict.fromkeys(address.partition("%")[0] for address in known))
 
     def _resolvers(self) -> tuple[tuple[str, int], ...]:
         return host_network.resolvers(self.site.host.resolvers, ())

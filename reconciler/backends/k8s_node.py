@@ -60,7 +60,11 @@ class Fence:
         return await anyio.to_thread.run_sync(self._put, agent, proxy, lasts)
 
     def _put(self, agent: str, proxy: str, lasts: int) -> tuple[str, ...]:
-        self.pods = (Fenced(agent=agent, mac=node_guard.mac_of(agent), proxy=proxy),)
+        mac = node_guard.mac_of(agent)
+        if mac is None:
+            # Without it only what is routed is shut: link-local addresses are not.
+            return (f"the link of {agent} does not say its MAC address",)
+        self.pods = (Fenced(agent=agent, mac=mac, proxy=proxy),)
         failed = node_guard.put(self.pods, seconds=lasts + _SPARE_S)
         return () if failed is None else failed.lines
 

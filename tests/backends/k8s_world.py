@@ -114,7 +114,7 @@ class Backends:
 
 def prepare(cluster: Cluster) -> None:
     """Apply what stands before any run, and let sandboxes have the node's own runtime too."""
-    cluster.kubectl("apply", "--server-side", f"--filename={MANIFEST}", check=True)
+    cluster.kubectl("apply", "--server-side", "--force-conflicts", f"--filename={MANIFEST}", check=True)
     allowed = "ringfence.runtime-classes=gvisor,none"
     cluster.kubectl("annotate", "--overwrite", "namespace", NAMESPACE, allowed, check=True)
     cluster.kubectl("label", "--overwrite", "node", NODE, "ringfence.gvisor=present", check=True)
