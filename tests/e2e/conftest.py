@@ -51,6 +51,7 @@ def places(request: pytest.FixtureRequest) -> Iterator[Places]:
     found = Places(
         lambda: request.getfixturevalue("rig_session"),
         lambda: request.getfixturevalue("docker_images"),
+        lambda: request.getfixturevalue("k8s_clusters"),
     )
     with contextlib.closing(found):
         yield found
@@ -62,11 +63,12 @@ def places(request: pytest.FixtureRequest) -> Iterator[Places]:
 def place(request: pytest.FixtureRequest, places: Places) -> Place:
     """Where a test's daemon lives; skips with the probe's own words where the machine lacks bubblewrap.
 
-    Where an engine is, a sandbox has to be: agents ask for the isolation of their ground, and are refused any less.
+    Where an engine or a cluster is, a sandbox has to be: agents ask for the isolation of their ground, and are refused
+    any less.
     """
     ground: Ground = request.param
     standing = places.stand(ground)
-    if standing.engine is not None:
+    if standing.engine is not None or standing.cluster is not None:
         return standing
     with Installation(standing) as installation:
         found = json.loads(installation.ringfence("probe", "--json").stdout)["backends"]

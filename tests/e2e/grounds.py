@@ -1,4 +1,4 @@
-"""Owns what an installation stands on: a rig with bubblewrap, or with one Docker engine and one of its runtimes.
+"""Owns what an installation stands on: a rig with bubblewrap, with a Docker engine and a runtime of its, or a cluster.
 
 Says which tests run on which; tests nothing and starts no daemon of ours.
 """
@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from reconciler.core.policy import BackendName, Isolation
+from tests.backends import k8s_world
+from tests.backends.k8s_world import K8sKind
 from tests.rig import Rig
 from tests.rig.docker import Engine, Firewall, Runtime, Which
 from tests.rig.docker.fixtures import Setup
@@ -20,25 +22,32 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from tests.rig.docker.fixtures import Images
+    from tests.rig.k8s import Cluster
+    from tests.rig.k8s.fixtures import Clusters, Standing
 
 CHECKOUT: Final = Path(__file__).parents[2]
 
 
 @dataclass(frozen=True, slots=True)
 class Ground:
-    """One backend as tests want it: bubblewrap without a setup, else the engine of this setup under this runtime."""
+    """One backend as tests want it: bubblewrap, an engine of this setup under a runtime, or a cluster of this kind."""
 
     setup: Setup | None = None
     runtime: Runtime | None = None
+    cluster: K8sKind | None = None
 
     @property
     def backend(self) -> BackendName:
         """What builds its sandboxes."""
+        if self.cluster is not None:
+            return BackendName.K8S
         return BackendName.BUBBLEWRAP if self.setup is None else BackendName.DOCKER
 
     @property
     def isolation(self) -> Isolation:
         """What isolates them."""
+        if self.cluster is not None:
+            return Isolation.GVISOR if self.cluster.gvisor else Isolation.CONTAINER
         match self.runtime:
             case None:
                 return Isolation.NAMESPACE
@@ -49,6 +58,8 @@ class Ground:
 
     def __str__(self) -> str:
         """Read as a test's id, and as a column's head."""
+        if self.cluster is not None:
+            return str(self.cluster)
         if self.setup is None:
             return "bubblewrap"
         version = {Which.CURRENT: "29.8", Which.DEBIAN: "20.10"}[self.setup.which]
@@ -65,8 +76,9 @@ _SETUPS: Final = (
 GROUNDS: Final = (
     BUBBLEWRAP,
     *(Ground(setup, runtime) for setup in _SETUPS for runtime in (Runtime.RUNSC, Runtime.RUNC)),
+    *(Ground(cluster=K8sKind(gvisor=gvisor)) for gvisor in (True, False)),
 )
-"""Every backend, both engines, both firewalls, both runtimes."""
+"""Every backend, both engines, both firewalls, both runtimes, kube-router."""
 
 _MAIN: Final = GROUNDS[1]
 """The Docker host on which everything is shown: the current engine with nftables, under gVisor."""
@@ -85,10 +97,12 @@ _SHORT: Final = frozenset(
 )
 WHOLE: Final = frozenset({BUBBLEWRAP, _MAIN})
 """Where everything is shown that there is to show."""
+_CLUSTERED: Final = frozenset({"test_egress"})
 LISTS: Final[Mapping[Ground, frozenset[str]]] = {
-    ground: _WHOLE if ground == _MAIN else _SHORT for ground in GROUNDS if ground.setup is not None
+    **{ground: _WHOLE if ground == _MAIN else _SHORT for ground in GROUNDS if ground.setup is not None},
+    **{ground: _CLUSTERED for ground in GROUNDS if ground.cluster is not None},
 }
-"""For each Docker host the modules, or single tests, that run on it; bubblewrap runs all of them."""
+"""For each Docker host and cluster the modules, or single tests, that run on it; bubblewrap runs all of them."""
 
 
 def wanted(ground: Ground, module: str, test: str, marks: frozenset[str]) -> bool:
@@ -122,6 +136,7 @@ class Place:
     # Every parent of the policy directory must be root's.
     parent: Path = Path("/run")
     engine: Engine | None = None
+    cluster: Cluster | None = None
 
     @property
     def backend(self) -> BackendName:
@@ -160,18 +175,48 @@ def docker(ground: Ground, engine: Engine, images: Images) -> Place:
     )
 
 
+def k8s(ground: Ground, standing: Standing) -> Place:
+    """Stand on the node of a cluster that is up, has both images, and what must stand in one."""
+    cluster = standing.cluster
+    gvisor = ground.cluster is not None and ground.cluster.gvisor
+    return Place(
+        ground=ground,
+        rig=cluster.rig,
+        enter=cluster.rig.enter,
+        environment={**os.environ, **cluster.environment, "PYTHONPATH": str(CHECKOUT)},
+        settings={
+            "k8s": {
+                "kubeconfig": str(cluster.kubeconfig),
+                "namespace": k8s_world.NAMESPACE,
+                "proxy_image": standing.proxy,
+                "runtime_class": "gvisor" if gvisor else None,
+            }
+        },
+        image=standing.agent,
+        cluster=cluster,
+    )
+
+
 class Places:
     """Gives one place at a time: an engine stays up until another is wanted."""
 
-    def __init__(self, rig: Callable[[], Rig], images: Callable[[], Images]) -> None:
-        """Start nothing yet; the rig of bubblewrap and the images come when they are needed."""
-        self._rig, self._images = rig, images
+    def __init__(
+        self, rig: Callable[[], Rig], images: Callable[[], Images], clusters: Callable[[], Clusters] | None = None
+    ) -> None:
+        """Start nothing yet; the rig of bubblewrap, the images and clusters come when they are needed."""
+        self._rig, self._images, self._clusters = rig, images, clusters
         self._up: tuple[Setup, Engine] | None = None
         self._stack = contextlib.ExitStack()
         self.rigs: list[Rig] = []
 
     def stand(self, ground: Ground) -> Place:
         """Give a place."""
+        if ground.cluster is not None:
+            if self._clusters is None:
+                raise ValueError(f"{ground}: there are no clusters here")
+            standing = self._clusters().standing(ground.cluster.setup)
+            k8s_world.prepare(standing.cluster)
+            return k8s(ground, standing)
         if ground.setup is None:
             return bubblewrap(self._rig())
         return docker(ground, self._engine(ground.setup), self._images())

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from reconciler.host import Host, load_host
 from reconciler.prepare import owner_of
+from tests.backends import k8s_world
 
 if TYPE_CHECKING:
     from tests.e2e.installation import Installation
@@ -18,7 +19,7 @@ _CGROUPS = Path("/sys/fs/cgroup")
 _OWNER, _ROLE = "ringfence.owner", "ringfence.role"
 """Labels that everything on an engine carries; their names are a promise to operators."""
 _FILES = (
-    *("run/runs/*", "run/bubblewrap/*/*", "run/docker/*/*"),
+    *("run/runs/*", "run/bubblewrap/*/*", "run/docker/*/*", "run/k8s/*/*"),
     *("spool/claimed/*", "spool/quarantine/*", "spool/in/*/*/*"),
 )
 
@@ -28,6 +29,7 @@ def look(installation: Installation) -> list[str]:
     found = [f"process {pid} uid {uid}: {command}" for pid, uid, command in processes(installation)]
     found += [f"control group {path}" for path in cgroups(installation)]
     found += [f"on the engine: {thing}" for thing in engine(installation)]
+    found += [f"in the cluster: {thing}" for thing in cluster(installation)]
     found += [f"file {path}" for pattern in _FILES for path in sorted(installation.root.glob(pattern))]
     return found
 
@@ -69,6 +71,15 @@ def engine(installation: Installation) -> list[str]:
     links = json.loads(on.rig.run(["ip", "-json", "link"]).stdout)
     # An engine has one daemon of ours at a time: what looks like a fence of anybody's is this one's.
     return found + [f"link {link['ifname']}" for link in links if link["ifname"].startswith(("rf", "rx"))]
+
+
+def cluster(installation: Installation) -> list[str]:
+    """List the objects of this installation's daemon in the namespace of sandboxes."""
+    on = installation.on.cluster
+    if on is None:
+        return []
+    asked = (f"--namespace={k8s_world.NAMESPACE}", f"--selector={_OWNER}={owner(installation)}", "--output=name")
+    return on.kubectl("get", "pods,jobs,networkpolicies,configmaps", *asked, check=True).stdout.split()
 
 
 def owner(installation: Installation) -> str:

@@ -17,6 +17,7 @@ proxy's address, `@own` for this sandbox's own, `@gateway` and `@broadcast` for 
 
 from __future__ import annotations
 
+import base64
 import ctypes
 import errno
 import fcntl
@@ -68,6 +69,8 @@ class Job(NamedTuple):
     proxy: tuple[str, int]
     ca: str | None
     timeout: float
+    shown: str = ""
+    """The header line by which the proxy knows its own client, where another could reach its port."""
 
 
 # --- over the proxy ---------------------------------------------------------------------------------------------------
@@ -77,7 +80,7 @@ def proxy_tls(job: Job, order: Order) -> Outcome:
     """CONNECT host:port, TLS with `sni` (default: the host), GET path."""
     host, port = order["host"], order.get("port", 443)
     with connect(job, *job.proxy) as tunnel:
-        refused = open_tunnel(tunnel, host, port)
+        refused = open_tunnel(job, tunnel, host, port)
         if refused is not None:
             return refused
         context = ssl.create_default_context(cadata=job.ca)
@@ -93,7 +96,7 @@ def proxy_get(job: Job, order: Order) -> Outcome:
     host, body = order["host"], order.get("body", "").encode()
     at = host if "port" not in order else f"{host}:{order['port']}"
     line = f"{order.get('method', 'GET')} http://{at}{order.get('path', '/')} HTTP/1.1\r\n"
-    head = f"{line}Host: {at}\r\nConnection: close\r\n"
+    head = f"{line}Host: {at}\r\n{job.shown}Connection: close\r\n"
     with connect(job, *job.proxy) as through:
         through.sendall((head + (f"Content-Length: {len(body)}\r\n" if body else "") + "\r\n").encode() + body)
         return answered(through, from_proxy=True)
@@ -102,7 +105,7 @@ def proxy_get(job: Job, order: Order) -> Outcome:
 def proxy_raw(job: Job, order: Order) -> Outcome:
     """CONNECT host:port, send `send`, read what comes back."""
     with connect(job, *job.proxy) as tunnel:
-        refused = open_tunnel(tunnel, order["host"], order["port"])
+        refused = open_tunnel(job, tunnel, order["host"], order["port"])
         if refused is not None:
             return refused
         return exchange(tunnel, order)
@@ -114,9 +117,9 @@ def proxy_bytes(job: Job, order: Order) -> Outcome:
         return exchange(through, order)
 
 
-def open_tunnel(tunnel: socket.socket, host: str, port: int) -> Outcome | None:
+def open_tunnel(job: Job, tunnel: socket.socket, host: str, port: int) -> Outcome | None:
     """Ask for a tunnel; None when it is open, else what the proxy said."""
-    tunnel.sendall(f"CONNECT {host}:{port} HTTP/1.1\r\nHost: {host}:{port}\r\n\r\n".encode())
+    tunnel.sendall(f"CONNECT {host}:{port} HTTP/1.1\r\nHost: {host}:{port}\r\n{job.shown}\r\n".encode())
     head = b""
     while not head.endswith(b"\r\n\r\n"):  # byte by byte: what follows the head belongs to the tunnel
         data = tunnel.recv(1)
@@ -814,9 +817,12 @@ def main(argv: list[str]) -> int:
     if not text.lstrip().startswith("{"):
         text = Path(text).read_text()
     given = json.loads(text)
-    proxy = re.match(r"http://([^:/@]+):([0-9]+)/?\Z", given.get("proxy") or os.environ.get("HTTP_PROXY") or "")
-    place = (proxy[1], int(proxy[2])) if proxy else ("127.0.0.1", 3128)
-    job = Job(proxy=place, ca=given.get("ca"), timeout=float(given.get("timeout", 2.0)))
+    url = given.get("proxy") or os.environ.get("HTTP_PROXY") or ""
+    proxy = re.match(r"http://(?:([^/@]+)@)?([^:/@]+):([0-9]+)/?\Z", url)
+    place = (proxy[2], int(proxy[3])) if proxy else ("127.0.0.1", 3128)
+    known = base64.b64encode(proxy[1].encode()).decode() if proxy and proxy[1] else ""
+    shown = f"Proxy-Authorization: Basic {known}\r\n" if known else ""
+    job = Job(proxy=place, ca=given.get("ca"), timeout=float(given.get("timeout", 2.0)), shown=shown)
     for number, order in enumerate(given["attempts"]):
         outcome, detail = attempt(job, order)
         line = {"attempt": order.get("attempt", f"{number} {order.get('do')}"), "outcome": outcome, "detail": detail}
