@@ -1,5 +1,5 @@
 # make setup   a virtual environment with everything that the checks need
-# make rig     the Docker engines and images that tests use, where the cache lacks them
+# make rig     the Docker engines, the images and the security key that tests use, where the cache lacks them
 # make check   lint, types, import contracts, unit tests
 # make test    every test that this machine can run (root: network namespaces, bubblewrap)
 # make bench   benchmarks, printed as ratios
@@ -26,6 +26,7 @@ $(VENV)/.installed: pyproject.toml
 rig: setup
 	PYTHON=$(PYTHON) deploy/packages.sh rig
 	$(BIN)/python -m tests.rig.docker build
+	$(BIN)/python -m tests.rig.security_key
 
 lint: setup
 	$(BIN)/ruff check .

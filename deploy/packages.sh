@@ -1,6 +1,6 @@
 #!/bin/sh
 # packages.sh [rig]: installs the Debian packages that ringfence, its demo and its tests need and this machine lacks, with
-# `rig` also those that building the rig's Docker engines needs; names each one first.
+# `rig` also those that building the rig's programs needs; names each one first.
 set -eu
 missing=""
 need() { # need PACKAGE COMMAND...: the package is missing when the command fails
@@ -21,8 +21,11 @@ need python3-venv "${PYTHON:-python3}" -c 'import ensurepip, venv'
 if [ "${1:-}" = rig ]; then
 	need gcc gcc --version
 	need libc6-dev test -e /usr/include/stdio.h
+	need libssl-dev test -e /usr/include/openssl/evp.h
+	need zlib1g-dev test -e /usr/include/zlib.h
 	need pkg-config pkg-config --version
 	need golang-go go version
+	need systemd systemd-analyze --version
 fi
 [ -z "$missing" ] && exit 0
 for package in $missing; do

@@ -7,10 +7,16 @@ destination=$1
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 mkdir -p "$work/lists/partial"
+shopt -s nullglob
 for each in /etc/apt/sources.list.d/*.sources; do
-	sed -n '/debian\.org/{p;q}' "$each" | grep -q . && sed 's/^Types:.*/Types: deb-src/' "$each" && echo
+	grep -qi '^URIs:.*debian' "$each" && sed 's/^Types:.*/Types: deb-src/' "$each" && echo
 done >"$work/debian.sources"
-sources=(-o "Dir::Etc::sourcelist=$work/debian.sources" -o Dir::Etc::sourceparts=- -o "Dir::State::lists=$work/lists"
+for each in /etc/apt/sources.list /etc/apt/sources.list.d/*.list; do
+	[ -e "$each" ] && sed -n '/debian/s/^deb /deb-src /p' "$each"
+done >"$work/debian.list"
+mkdir "$work/sources"
+mv "$work"/debian.* "$work/sources"
+sources=(-o Dir::Etc::sourcelist=- -o "Dir::Etc::sourceparts=$work/sources" -o "Dir::State::lists=$work/lists"
 	-o APT::Sandbox::User=root)
 apt-get -qq "${sources[@]}" update
 cd "$work"
