@@ -391,6 +391,15 @@ static int beat(const char *host, int count, double seconds, int64_t pace) {
 	return 0;
 }
 
+/* -1 where the proxy turned it away at once: to be tried again in the next round */
+static int knocked(void) {
+	int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	if (!connect(fd, (struct sockaddr *)&proxy, sizeof proxy)) return fd;
+	if (errno != ECONNRESET && errno != ECONNREFUSED && errno != ETIMEDOUT) die("connect");
+	close(fd);
+	return -1;
+}
+
 static int slow(int count, int hung) {
 	int *fds = calloc(count, sizeof *fds), *hanging = calloc(hung, sizeof *hanging);
 	for (int at = 0; at < hung; at++) hanging[at] = -1;
@@ -402,15 +411,12 @@ static int slow(int count, int hung) {
 			/* a byte now and then; what was closed comes back */
 			if (fds[at] >= 0 && send(fds[at], "X", 1, MSG_NOSIGNAL | MSG_DONTWAIT) == 1 && recv(fds[at], &byte, 1, MSG_DONTWAIT) < 0 && errno == EAGAIN) continue;
 			if (fds[at] >= 0) close(fds[at]);
-			fds[at] = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-			if (connect(fds[at], (struct sockaddr *)&proxy, sizeof proxy)) die("connect");
-			say(fds[at], "CONNECT e", 9);
+			if ((fds[at] = knocked()) >= 0) say(fds[at], "CONNECT e", 9);
 		}
 		for (int at = 0; at < hung; at++) {
 			if (hanging[at] >= 0 && recv(hanging[at], &byte, 1, MSG_DONTWAIT) < 0 && errno == EAGAIN) continue;
 			if (hanging[at] >= 0) close(hanging[at]);
-			hanging[at] = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-			if (connect(hanging[at], (struct sockaddr *)&proxy, sizeof proxy)) die("connect");
+			if ((hanging[at] = knocked()) < 0) continue;
 			snprintf(host, sizeof host, "hung%u.example.com", number++);
 			say(hanging[at], out, request(out, sizeof out, host));
 		}
