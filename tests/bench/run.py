@@ -62,9 +62,9 @@ _PARTS = {
     "proxy started": "start of the proxy's container (the gate's beside it)",
     "proxy ready": "start of Python in it, until it listens",
     "listener handed out": "bwrap and proxy up, listener handed out",
-    "gate": "gate asked and heard to its end (the agent's container is created beside)",
+    "gate": "gate asked and heard to its end",
     "agent inspected": "everything inspected, the gate removed",
-    "first": "start of the agent, to the command's first instruction",
+    "first": "start of the command, to its first instruction",
 }
 """Steps on the way to the first instruction, none beside another."""
 
