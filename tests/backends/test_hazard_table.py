@@ -11,7 +11,7 @@ HERE = Path(__file__).parent
 DECISIONS = HERE.parents[1] / "docs" / "decisions"
 TABLES = {
     "0015-docker-hazards-and-their-tests.md": [f"D{n}" for n in range(1, 25)],
-    "0017-kubernetes-hazards-and-their-tests.md": [f"K{n}" for n in range(1, 10)],
+    "0020-kubernetes-hazards-and-their-tests.md": [f"K{n}" for n in range(1, 10)],
 }
 
 
