@@ -14,6 +14,7 @@ import pytest
 
 from proxy.record import Record, Verdict
 from reconciler.cli import application
+from reconciler.core.load import Document, load
 from reconciler.core.reference import PAGE, weakenings
 from reconciler.core.schema import DIRECTORY
 from tests.estate import PLATFORM, Estate, agent
@@ -353,3 +354,82 @@ def test_a_host_begins_with_init_and_one_signature(
     assert code == 0
     assert "wrote" not in out
     assert {path: path.read_bytes() for path in root.rglob("*") if path.is_file()} == before
+
+
+WIDER = agent(allow=["api.vendor.com", "*.pypi.org"])
+
+
+def _there_already(policy: Path) -> Path:
+    return policy / "reasons" / "CHG-1.yaml"
+
+
+def _nowhere(policy: Path) -> Path:
+    return policy / "none" / "CHG-9.yaml"
+
+
+def _a_file_as_directory(policy: Path) -> Path:
+    return policy / "platform.yaml" / "CHG-9.yaml"
+
+
+@pytest.mark.parametrize("command", ["plan", "reason new"])
+@pytest.mark.parametrize(
+    ("place", "says"),
+    [
+        pytest.param(_there_already, "is overwritten: name another file, such as", id="a statement that is live"),
+        pytest.param(_nowhere, "there is no directory", id="a directory that is missing"),
+        pytest.param(_a_file_as_directory, "Not a directory", id="a file where the directory should be"),
+    ],
+)
+def test_a_statement_is_written_only_where_none_is(
+    command: str, place: Callable[[Path], Path], says: str, ringfence: Ringfence, estate: Estate
+) -> None:
+    estate.write(helper=WIDER)
+    live = _there_already(estate.root / "policy").read_bytes()
+    path = str(place(estate.root / "policy"))
+    code, _, err = ringfence(*(("plan", "--emit-reason", path) if command == "plan" else ("reason", "new", path)))
+    assert (code, says in err) == (1, True), err
+    assert _there_already(estate.root / "policy").read_bytes() == live
+
+
+def test_a_statement_that_is_written_has_an_id_of_its_own(ringfence: Ringfence, estate: Estate) -> None:
+    estate.write(helper=WIDER)
+    policy = estate.root / "policy"
+    err = ringfence("plan", "--emit-reason", str(policy / "reasons" / "CHG-1.yaml"))[2]
+    assert f"such as {policy}/reasons/CHG-1-2.yaml" in err
+    path = policy / "reasons" / "CHG-1-2.yaml"
+    assert ringfence("plan", "--emit-reason", str(path), "--ticket", "CHG-1")[0] == 3
+    assert "id: CHG-1.2\n" in path.read_text()
+
+
+def test_a_policy_directory_without_reasons_gets_that_folder(ringfence: Ringfence, estate: Estate) -> None:
+    estate.write(helper=WIDER)
+    shutil.rmtree(estate.root / "policy" / "reasons")
+    path = estate.root / "policy" / "reasons" / "CHG-9.yaml"
+    assert ringfence("plan", "--emit-reason", str(path))[0] == 3
+    assert path.is_file()
+
+
+@pytest.mark.parametrize(
+    ("helper", "code", "says"),
+    [
+        pytest.param("nonsense: 1\n", 1, "nothing written: mend the problems first", id="problems"),
+        pytest.param(agent(allow=["api.vendor.com"]), 0, "nothing written: nothing waits", id="nothing to do"),
+    ],
+)
+def test_no_statement_is_written_where_none_is_missing(
+    helper: str, code: int, says: str, ringfence: Ringfence, estate: Estate
+) -> None:
+    estate.write(helper=helper)
+    path = estate.root / "CHG-9.yaml"
+    found, _, err = ringfence("plan", "--emit-reason", str(path))
+    assert (found, says in err) == (code, True), err
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("word", ["it's #1: a reason: with {signs}", "no", '"'])
+def test_a_new_statement_says_what_it_was_given(word: str, ringfence: Ringfence, tmp_path: Path) -> None:
+    path = tmp_path / "CHG-8.yaml"
+    assert ringfence("reason", "new", str(path), "--reason", word, "--ticket", word)[0] == 0
+    document = load(path.name, path.read_bytes().replace(b"grants:", b"grants: []"))
+    assert isinstance(document, Document), document
+    assert (document.value["reason"], document.value["ticket"]) == (word, word)

@@ -6,7 +6,7 @@ import dataclasses
 import json as json_module
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Annotated
@@ -28,6 +28,7 @@ from reconciler.commands.console import (
     say_json,
 )
 from reconciler.commands.effective import stored
+from reconciler.commands.statements import fresh_id, ids_of, write_new
 from reconciler.config_pass import SETTLE_S, snapshot_of, trust_of
 from reconciler.core import load
 from reconciler.core.memory import canonical_json as dump
@@ -85,7 +86,8 @@ def plan(
         str | None, typer.Option(metavar="NAME", help="Show what lapses when this signer's keys are revoked.")
     ] = None,
     emit: Annotated[
-        Path | None, typer.Option("--emit-reason", metavar="FILE", help="Write the statement that is missing.")
+        Path | None,
+        typer.Option("--emit-reason", metavar="FILE", help="Write the statement that is missing. Writes only FILE."),
     ] = None,
     reason: Annotated[str, typer.Option(help="Why, for --emit-reason.")] = "FILL IN",
     ticket: Annotated[str | None, typer.Option(help="For --emit-reason; else the name of its file.")] = None,
@@ -114,12 +116,16 @@ def plan(
         for one in replayed:
             say(f"replayed {one}")
     if found.exit_code is ExitCode.UNSIGNED and without_signer is None:
-        statement = _statement(there.host, found, emit, ticket=ticket, reason=reason)
+        taken = ids_of(snapshot.files) | there.trust.revoked_ids
+        statement = _statement(there.host, found, emit, ticket=ticket, reason=reason, taken=taken)
         if emit is not None:
-            emit.write_text(statement, "utf-8")
+            write_new(emit, statement)
             complain(f"wrote {emit}: say why in it, then `ringfence reason sign {emit} --key KEY`")
         elif not json:
             say(f"\nthe statement to sign (--emit-reason FILE writes it):\n\n{statement}")
+    elif emit is not None:
+        problems = found.exit_code is ExitCode.PROBLEMS
+        complain(f"nothing written: {'mend the problems first' if problems else 'nothing waits for a signature'}")
     leave(found.exit_code)
 
 
@@ -244,11 +250,13 @@ def _base(there: _There, against: str | None, directory: Path | None) -> State:
             return there.evaluate(snapshot, State()).state
 
 
-def _statement(host: Host, found: Plan, emit: Path | None, *, ticket: str | None, reason: str) -> str:
+def _statement(
+    host: Host, found: Plan, emit: Path | None, *, ticket: str | None, reason: str, taken: Collection[str]
+) -> str:
     name = ticket or (emit.stem if emit is not None else "TICKET-1")
     return emit_reason(
         found.missing,
-        identifier=f"{name}.1",
+        identifier=fresh_id(name, taken),
         audience=[host.name],
         expires=(SystemClock().now() + REASON_LASTS).strftime("%Y-%m-%dT00:00:00Z"),
         ticket=name,

@@ -22,8 +22,10 @@ from reconciler.commands.console import (
     say,
 )
 from reconciler.commands.policy import REASON_LASTS
+from reconciler.commands.statements import write_new
 from reconciler.config_pass import trust_of
 from reconciler.core.load import Problem
+from reconciler.core.plan import emit_reason
 from reconciler.core.statement import ReasonRefused, Terms
 from reconciler.core.statement import read as read_statement
 from reconciler.core.trust import NAMESPACE, PRINCIPAL, TrustBroken
@@ -33,31 +35,19 @@ from reconciler.reason import sign as sign_statement
 
 Statement = Annotated[Path, typer.Argument(metavar="STATEMENT.yaml", help="The statement, reasons/NAME.yaml.")]
 
-_NEW = """\
-version: 1
-kind: signed-reason
-id: {ticket}.1
-audience: ["{audience}"]
-expires: "{expires}"
-ticket: {ticket}
-reason: {reason}
-grants:
+_EXAMPLES = """\
   # one line a grant, such as
-  # - {{document: agents/helper, field: /allow, add: api.vendor.com}}
-  # - {{document: agents/helper, field: /limits/memory, value: 1GiB}}
-  # - {{document: egress/org, field: /deny, remove: files.vendor.com}}
+  # - {document: agents/helper, field: /allow, add: api.vendor.com}
+  # - {document: agents/helper, field: /limits/memory, value: 1GiB}
+  # - {document: egress/org, field: /deny, remove: files.vendor.com}
 """
 
 
 def first_statement(host: str, expires: str) -> str:
     """The statement that switches a new host on."""
-    head = _NEW.format(
-        ticket="FIRST-1",
-        audience=host,
-        expires=expires,
-        reason="sandboxes are switched on for this host",
-    )
-    return head[: head.index("  # one line")] + "  - {document: platform, field: /enabled, value: true}\n"
+    reason = "sandboxes are switched on for this host"
+    head = emit_reason((), identifier="FIRST-1.1", audience=[host], expires=expires, ticket="FIRST-1", reason=reason)
+    return f"{head}  - {{document: platform, field: /enabled, value: true}}\n"
 
 
 def new(
@@ -68,13 +58,9 @@ def new(
 ) -> None:
     """Write a statement to fill in. `ringfence plan --emit-reason` writes one that lists what a change needs."""
     expires = (SystemClock().now() + REASON_LASTS).strftime("%Y-%m-%dT00:00:00Z")
-    text = _NEW.format(ticket=ticket or statement.stem, audience=audience, expires=expires, reason=reason)
-    try:
-        with statement.open("x", encoding="utf-8") as file:
-            file.write(text)
-    except OSError as error:
-        complain(f"{statement}: cannot be written: {error.strerror}")
-        leave(Code.PROBLEMS)
+    name = ticket or statement.stem
+    head = emit_reason((), identifier=f"{name}.1", audience=[audience], expires=expires, ticket=name, reason=reason)
+    write_new(statement, head + _EXAMPLES)
     say(f"wrote {statement}: list its grants and say why, then `ringfence reason sign {statement} --key KEY`")
 
 
