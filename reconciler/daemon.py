@@ -26,7 +26,7 @@ from reconciler.core.policy import BackendName
 from reconciler.core.result import ResultCode
 from reconciler.core.trust import TrustBroken
 from reconciler.directory import uid_of
-from reconciler.host import DEFAULT_PATH, load_host
+from reconciler.host import DEFAULT_PATH, PATH_VARIABLE, load_host
 from reconciler.jobs import Jobs
 from reconciler.journal import Journal, JournalFailed
 from reconciler.prepare import owner_of, resolvers_of
@@ -246,8 +246,8 @@ def _accepted(in_force: InForce | None) -> InForce | None:
     return in_force if in_force is not None and in_force.revision else None
 
 
-def check(host: Host) -> tuple[str, ...]:
-    """Say what of these settings this host does not bear out."""
+def users(host: Host) -> tuple[str, ...]:
+    """Say which users that the settings name this host does not have, or must not use."""
     found = []
     for setting, user in (("proxy_user", host.proxy_user), ("policy_owner", host.policy_owner)):
         uid = uid_of(user)
@@ -255,6 +255,12 @@ def check(host: Host) -> tuple[str, ...]:
             found.append(f"{setting}: there is no user {user}: create it (useradd --system {user})")
         elif uid == 0 and setting == "proxy_user":
             found.append(f"{setting}: is root; name a user without rights")
+    return tuple(found)
+
+
+def check(host: Host) -> tuple[str, ...]:
+    """Say what of these settings this host does not bear out."""
+    found = list(users(host))
     resolvers = resolvers_of(host, RESOLV_CONF)
     if isinstance(resolvers, Refused):
         found.append(resolvers.message)
@@ -275,8 +281,14 @@ class _Parser(argparse.ArgumentParser):
 def main() -> None:
     """Run `ringfenced`. Exits 0 when stopped or fine, 1 with problems, 64 when called wrongly."""
     parser = _Parser(prog="ringfenced", description="Watches policy and a spool of jobs, and runs them behind a fence.")
-    parser.add_argument("--host-config", type=Path, default=DEFAULT_PATH, metavar="FILE", help="settings of the host")
-    parser.add_argument("--check", action="store_true", help="check the settings, and exit")
+    parser.add_argument(
+        "--host-config",
+        type=Path,
+        default=Path(os.environ.get(PATH_VARIABLE) or DEFAULT_PATH),
+        metavar="FILE",
+        help=f"settings of the host; else what {PATH_VARIABLE} names, else {DEFAULT_PATH}",
+    )
+    parser.add_argument("--check", action="store_true", help="check the settings, users and trust files, and exit")
     arguments = parser.parse_args()
     host = load_host(arguments.host_config)
     if isinstance(host, tuple):
@@ -289,6 +301,9 @@ def main() -> None:
         return
     if os.geteuid() != 0:
         _leave("ringfenced must run as root: namespaces, cgroups and the ownership of the spool need it")
+    # What may come right while the daemon runs (trust files, resolvers) is told by `status`; a user is looked up once.
+    if problems := users(host):
+        _leave("\n".join(problems))
     os.umask(0o022)
     # The log must show no values: a frame of a run holds an environment, and the library prints frames by default.
     logger.remove()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import pwd
+import shlex
 import stat
 from dataclasses import dataclass
 from pathlib import PurePosixPath
@@ -60,6 +61,8 @@ def owners_of(user: str) -> frozenset[int] | Unsafe:
 def trusted(name: str, facts: os.stat_result, owners: frozenset[int] | None) -> Unsafe | None:
     """Say why a file or directory could be changed by somebody who is not in `owners`; None trusts everybody.
 
+    `name` is its whole path, printable: the message holds a command to paste.
+
     A directory that is root's and sticky (/tmp) lets nobody rename or remove what is not theirs, so what lies in it
     is judged by its own owner.
     """
@@ -67,12 +70,13 @@ def trusted(name: str, facts: os.stat_result, owners: frozenset[int] | None) -> 
         return None
     if facts.st_uid not in owners:
         allowed = " or ".join(str(uid) for uid in sorted(owners))
-        return Unsafe("unsafe_owner", f"{name} is owned by uid {facts.st_uid}, not {allowed}: chown it")
+        mend = f"chown -h {'root' if 0 in owners else min(owners)} {shlex.quote(name)}"
+        return Unsafe("unsafe_owner", f"{name} is owned by uid {facts.st_uid}, not {allowed}: {mend}")
     if stat.S_ISLNK(facts.st_mode) or not facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         return None
     if stat.S_ISDIR(facts.st_mode) and facts.st_mode & stat.S_ISVTX and facts.st_uid == 0:
         return None
-    return Unsafe("unsafe_mode", f"{name} can be written by its group or by others: chmod go-w {name}")
+    return Unsafe("unsafe_mode", f"{name} can be written by its group or by others: chmod go-w {shlex.quote(name)}")
 
 
 def open_directory(root: str | os.PathLike[str], owners: frozenset[int] | None) -> Opened | Unsafe:

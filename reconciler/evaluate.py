@@ -67,7 +67,7 @@ class Evaluated:
         if isinstance(self.snapshot, NotSettled):
             return f"[{self.snapshot.code}] {self.snapshot.message}"
         if isinstance(self.trust, TrustBroken):
-            return f"nothing new is admitted: {self.trust.problems[0]}"
+            return "nothing new is admitted until the trust files have no problems"
         return self.outcome.alarm
 
     @property

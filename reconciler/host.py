@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 DEFAULT_PATH = Path("/etc/ringfence/host.yaml")
+PATH_VARIABLE = "RINGFENCE_HOST_CONFIG"
+"""The environment variable that names another; unset and empty are the same."""
 _BOUNDS = Bounds(bytes=64 * 1024)
 
 

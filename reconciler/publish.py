@@ -82,9 +82,6 @@ class Publisher:
 
     def _value(self) -> dict[str, object]:
         jobs, head = self._jobs, self._shell.audit.head
-        message = jobs.trouble
-        if not message and jobs.unknown:
-            message = f"no users of this host, so they cannot submit: {', '.join(jobs.unknown)}"
         return {
             "version": 1,
             "kind": "status",
@@ -110,7 +107,8 @@ class Publisher:
             "spool": {
                 "waiting": jobs.waiting,
                 "claiming": not jobs.stopping and not jobs.trouble,
-                "message": message,
+                "message": jobs.trouble,
+                "unknown": _few(jobs.unknown),
             },
             "audit": {"seq": head.seq, "hash": head.hash},
         }
@@ -136,6 +134,7 @@ class Publisher:
             "seen": snapshot.digest if snapshot is not None else None,
             "commit": snapshot.commit if snapshot is not None else None,
             "problems": _few(problems, map(str, last.problems) if last is not None else ()),
+            "bad": _few(sorted(last.desired.bad)) if last is not None else [],
             "ignored": _few(snapshot.ignored) if snapshot is not None else [],
             "held": _few(_held(last.outcome.held)) if last is not None else [],
             "refused": _few(_refused(last.admissions)) if last is not None else [],
@@ -157,7 +156,7 @@ def _refused(found: Admissions) -> Iterable[str]:
     for file in found.waiting:
         yield f"{file}: was not looked at yet, so it grants nothing: there are many, and the next pass goes on"
     for one in found.refused:
-        yield f"{one.file}: {one.message}"
+        yield f"{one.file}: [{one.code}] {one.message}"
 
 
 def _held(found: Iterable[Held]) -> Iterable[str]:

@@ -220,7 +220,7 @@ class _Reader:
                 continue
             if not stat.S_ISDIR(facts.st_mode):
                 return NotSettled("not_a_directory", f"{folder} in {self._opened.path} is not a directory")
-            problem = trusted(folder, facts, self._owners)
+            problem = trusted(self._whole(folder), facts, self._owners)
             if problem is not None:
                 return NotSettled(problem.code, problem.message)
             try:
@@ -277,14 +277,18 @@ class _Reader:
             facts = os.fstat(descriptor)
             if _mark(facts) != mark:
                 return
-            problem = trusted(path, facts, self._owners)
+            whole = self._whole(path)
+            problem = trusted(whole, facts, self._owners)
             if problem is not None:
-                self._refuse(path, problem.code, problem.message.removeprefix(f"{path} "))
+                self._refuse(path, problem.code, problem.message.removeprefix(f"{whole} "))
             elif facts.st_size > self._bounds.bytes:
                 bound = f"{self._bounds.bytes} bytes: split it, or raise max_bytes in host.yaml"
                 self._refuse(path, "too_large", f"is larger than {bound}")
             else:
                 self._files[path] = _read_bounded(descriptor, facts.st_size)
+
+    def _whole(self, path: str) -> str:
+        return _shown(os.path.join(self._opened.path, path))  # noqa: PTH118 - a label for messages
 
     def _refuse(self, path: str, code: str, message: str) -> None:
         self._refused.append(FileRefused(_shown(path), code, message))

@@ -437,6 +437,7 @@ def test_a_broken_trust_file_admits_nothing_new_and_stops_nothing(estate: Estate
     assert isinstance(found.trust, TrustBroken)
     assert found.alarm is not None
     assert "nothing new is admitted" in found.alarm
+    assert str(found.problems[0]) not in found.alarm, "it is told among the problems"
     assert estate.allows() == ["api.vendor.com"]
     assert estate.rows("reason.refused")[-1]["code"] == "trust_broken"
     estate.trust("alice", revoked="nonsense\nid CHG-1.1\n")

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     Ringfence = Callable[..., tuple[int, str, str]]
+    Publish = Callable[..., None]
 
 ENABLE = {"document": "platform", "field": "/enabled", "value": True}
 GRANTS = (
@@ -277,51 +278,91 @@ def test_explain_says_which_list_says_no(
     assert (found, says in out) == (code, True), out
 
 
-def test_status_waits_for_a_digest(ringfence: Ringfence, estate: Estate) -> None:
+REVISION = f"sha256:{'a' * 64}"
+
+
+@pytest.fixture
+def publish(estate: Estate) -> Publish:
+    """Write the status of a daemon: this process, with one run whose proxy acknowledged `generation` of 2."""
     runtime = estate.root / "runtime"
     runtime.mkdir()
-    digest = f"sha256:{'a' * 64}"
 
-    def publish(revision: str, generation: int) -> None:
+    def write(revision: str, generation: int = 2, unknown: tuple[str, ...] = (), **found: list[str]) -> None:
         policy = {"revision": revision, "generation": 2, "enabled": True, "agents": []}
-        empty: dict[str, Any] = {name: [] for name in ("problems", "held", "ignored", "unused")}
+        lists: dict[str, list[str]] = {name: [] for name in ("problems", "bad", "held", "refused", "ignored", "unused")}
+        run = {"run": "r", "agent": "a", "submitter": "s", "state": "started", "since": "now", "generation": generation}
         status = {
             "host": "prod-1",
             "pid": os.getpid(),
             "updated": "now",
             "state": "running",
-            "policy": {**policy, **empty},
+            "policy": {**policy, **lists, **found},
             "backends": [],
-            "runs": [
-                {
-                    "run": "r",
-                    "agent": "a",
-                    "submitter": "s",
-                    "state": "started",
-                    "since": "now",
-                    "generation": generation,
-                }
-            ],
-            "spool": {"waiting": 0, "claiming": True, "message": ""},
+            "runs": [run],
+            "spool": {"waiting": 0, "claiming": True, "message": "", "unknown": list(unknown)},
             "audit": {"seq": 0, "hash": ""},
         }
         path = runtime / "new.json"
         path.write_text(json.dumps(status))
         path.rename(runtime / "status.json")
 
-    publish("sha256:" + "b" * 64, 2)
-    assert ringfence("status", "--wait", digest, "--timeout", "0.2")[0] == 124
-    publish(digest, 1)
-    assert ringfence("status", "--wait", digest, "--timeout", "0.2")[0] == 124, "a live proxy has not taken it"
+    return write
+
+
+def test_status_waits_for_a_digest(ringfence: Ringfence, publish: Publish) -> None:
+    publish("sha256:" + "b" * 64)
+    assert ringfence("status", "--wait", REVISION, "--timeout", "0.2")[0] == 124
+    publish(REVISION, 1)
+    assert ringfence("status", "--wait", REVISION, "--timeout", "0.2")[0] == 124, "a live proxy has not taken it"
 
     def later() -> None:
         time.sleep(0.3)
-        publish(digest, 2)
+        publish(REVISION)
 
     thread = threading.Thread(target=later)
     thread.start()
     assert ringfence("status", "--wait", "a" * 12, "--timeout", "20")[0] == 0
     thread.join()
+
+
+BAD = {"problems": ["agents/helper.yaml:3:1: /allow: no"], "bad": ["agents/helper"]}
+HELD = {"held": ['agents/a /allow: add "x.example.com"'] * 4}
+
+
+@pytest.mark.parametrize(
+    ("found", "code", "says"),
+    [
+        pytest.param({}, 0, "in force of it: all", id="all of it is in force"),
+        pytest.param(HELD, 3, "in force of it: all but 4 held", id="a weakening is held"),
+        pytest.param(BAD, 1, "in force of it: all but 1 document with problems", id="a document has problems"),
+        pytest.param(
+            {**BAD, **HELD}, 1, "all but 1 document with problems and 4 held", id="problems count before what is held"
+        ),
+        pytest.param(
+            {"problems": ["[unsafe_mode] x"]}, 1, "not all: see the problems", id="the directory has problems"
+        ),
+    ],
+)
+def test_waiting_for_a_revision_tells_how_much_of_it_is_in_force(
+    found: dict[str, list[str]], code: int, says: str, ringfence: Ringfence, publish: Publish
+) -> None:
+    publish(REVISION, **found)
+    exit_code, out, err = ringfence("status", "--wait", REVISION, "--timeout", "5")
+    assert exit_code == code
+    assert f"revision {REVISION} is settled; in force of it: " in err
+    assert says == "in force of it: all" or says in err
+    assert err.splitlines()[0].endswith(": all") == (not found)
+    assert ("agents/helper: has problems, so the document of the revision before stays" in err) == ("bad" in found)
+    for line in (*found.get("problems", ()), *found.get("held", ())):
+        assert line in out
+
+
+def test_status_tells_what_does_not_count_and_who_cannot_submit(ringfence: Ringfence, publish: Publish) -> None:
+    publish(REVISION, unknown=("svc-helper",), refused=["reasons/CHG-2.yaml: [expired] has expired"])
+    code, out, _ = ringfence("status")
+    assert code == 0
+    assert "refused: reasons/CHG-2.yaml: [expired] has expired\n" in out
+    assert "0 jobs wait; claiming\nsubmitters that are no users of this host: svc-helper\n" in out
 
 
 def test_the_page_of_weakenings_is_that_of_the_schemas(ringfence: Ringfence) -> None:
@@ -433,3 +474,17 @@ def test_a_new_statement_says_what_it_was_given(word: str, ringfence: Ringfence,
     document = load(path.name, path.read_bytes().replace(b"grants:", b"grants: []"))
     assert isinstance(document, Document), document
     assert (document.value["reason"], document.value["ticket"]) == (word, word)
+
+
+def test_init_names_the_line_of_a_signer_who_is_not_there_yet(
+    ringfence: Ringfence, estate: Estate, tmp_path: Path
+) -> None:
+    key = make_key(tmp_path, "carol")
+    before = (estate.root / "trust" / "allowed_signers").read_bytes()
+    code, _, err = ringfence("init", "--signer", "carol", "--key", f"{key.private}.pub")
+    assert code == 1
+    assert "carol with that key is not in it: append this line:" in err
+    assert (estate.root / "trust" / "allowed_signers").read_bytes() == before
+    with (estate.root / "trust" / "allowed_signers").open("a") as file:
+        file.write(err.splitlines()[-1] + "\n")
+    assert ringfence("init", "--signer", "carol", "--key", f"{key.private}.pub")[0] == 0

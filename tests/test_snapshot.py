@@ -164,8 +164,17 @@ def test_a_directory_of_another_user_settles_nothing_unless_that_user_is_the_own
     found = look(policy)
     assert isinstance(found, NotSettled)
     assert found.code == "unsafe_owner"
+    assert found.message.endswith(f": chown -h root {policy}")
     assert isinstance(look(policy, owner="nobody"), Snapshot)
     assert isinstance(look(policy, owner=str(NOBODY)), Snapshot)
+
+
+@pytest.mark.parametrize("part", ["agents", "agents/helper.yaml"])
+def test_what_another_user_owns_is_told_with_the_command_that_mends_it(policy: Path, part: str) -> None:
+    os.chown(policy / part, NOBODY, NOBODY)
+    found = look(policy)
+    message = found.message if isinstance(found, NotSettled) else found.refused[0].message
+    assert message.endswith(f": chown -h root {policy / part}")
 
 
 def test_an_owner_that_does_not_exist_settles_nothing(policy: Path) -> None:

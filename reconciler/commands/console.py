@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from reconciler.core.load import Problem
-from reconciler.host import DEFAULT_PATH, Host, load_host
+from reconciler.host import DEFAULT_PATH, PATH_VARIABLE, Host, load_host
 
 
 class Code(IntEnum):
@@ -33,7 +33,7 @@ class Code(IntEnum):
 
 
 HostConfig = Annotated[
-    Path, typer.Option("--host-config", metavar="FILE", help="Settings of the host.", envvar="RINGFENCE_HOST_CONFIG")
+    Path, typer.Option("--host-config", metavar="FILE", help="Settings of the host.", envvar=PATH_VARIABLE)
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object, for machines.")]
 HOST_CONFIG = DEFAULT_PATH

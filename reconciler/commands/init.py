@@ -13,8 +13,9 @@ from reconciler.clock import SystemClock
 from reconciler.commands.console import HOST_CONFIG, Code, HostConfig, complain, leave, leave_with_problems, say
 from reconciler.commands.policy import REASON_LASTS
 from reconciler.commands.reason import first_statement
+from reconciler.config_pass import trust_of
 from reconciler.core.sshsig import Malformed, parse_key_text
-from reconciler.core.trust import NAMESPACE, PRINCIPAL
+from reconciler.core.trust import NAMESPACE, PRINCIPAL, TrustBroken
 from reconciler.host import Host, load_host
 
 _PLATFORM = "version: 1\nkind: platform\nenabled: true\n"
@@ -26,7 +27,12 @@ def init(
     name: Annotated[str | None, typer.Option(help="The host's name for signed reasons; else its host name.")] = None,
     host_config: HostConfig = HOST_CONFIG,
 ) -> None:
-    """Make host.yaml, its directories, the first signer and a first statement to sign; what is there stays as it is."""
+    """Make host.yaml (or what --host-config names) and the directories that it names; what is there stays as it is.
+
+    By default: /etc/ringfence/host.yaml; platform.yaml, agents/, egress/ and the first statement to sign,
+    reasons/FIRST-1.yaml, in /etc/ringfence/policy; the first signer in /etc/ringfence/trust; /var/lib/ringfence and
+    /var/spool/ringfence. Exits 1 where signers are there already and this one is not among them.
+    """
     if not PRINCIPAL.fullmatch(signer):
         raise typer.BadParameter("write one plain name, such as alice", param_hint="--signer")
     line = _line(signer, key)
@@ -38,14 +44,20 @@ def init(
         leave_with_problems(host)
     _directories(host)
     _write(host.trust / "revoked", "", mode=0o644)
-    _write(host.trust / "allowed_signers", line, mode=0o644)
+    signers = host.trust / "allowed_signers"
+    _write(signers, line, mode=0o644)
     _write(host.policy / "platform.yaml", _PLATFORM, mode=0o644)
     statement = host.policy / "reasons" / "FIRST-1.yaml"
     expires = (SystemClock().now() + REASON_LASTS).strftime("%Y-%m-%dT00:00:00Z")
     _write(statement, first_statement(host.name, expires), mode=0o644)
-    say("next:")
+    if not _is_signer(host, line):
+        complain(f"{signers}: {signer} with that key is not in it: append this line:\n{line.rstrip()}")
+        leave(Code.PROBLEMS)
+    options = "" if host_config == HOST_CONFIG else f" --host-config {host_config}"
+    say(f"next, where {signer}'s key is, with that file or a copy of it; its .sig belongs beside {statement}:")
     say(f"  ringfence reason sign {statement} --key {str(key).removesuffix('.pub')} --signer {signer}")
-    say(f"  ringfence plan --host-config {host_config}")
+    say("then here:")
+    say(f"  ringfence plan{options}")
 
 
 def _line(signer: str, key: Path) -> str:
@@ -59,6 +71,15 @@ def _line(signer: str, key: Path) -> str:
         complain(f"{key} {parsed.message}: name the file that ends in .pub")
         leave(Code.PROBLEMS)
     return f'{signer} namespaces="{NAMESPACE}" {words[0]} {words[1]}\n'
+
+
+def _is_signer(host: Host, line: str) -> bool:
+    """Say whether the signer of this line of ours is one here; trust files with problems are for others to tell."""
+    trust = trust_of(host)
+    wanted = line.split()
+    return isinstance(trust, TrustBroken) or any(
+        one.principal == wanted[0] and str(one.key).split()[:2] == wanted[2:] for one in trust.signers
+    )
 
 
 def _directories(host: Host) -> None:

@@ -303,6 +303,20 @@ def test_check_says_what_is_wrong(estate: Estate, changes: dict[str, str], says:
     assert says in done.stderr
 
 
+def test_the_settings_are_those_that_the_variable_names(estate: Estate, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_host(estate, proxy_user="no-such-user")
+    monkeypatch.setenv("RINGFENCE_HOST_CONFIG", str(path))
+    done = ringfenced("--check")
+    assert (done.returncode, "no-such-user" in done.stderr) == (1, True)
+    assert ringfenced("--check", "--host-config", str(write_host(estate))).returncode == 0, "the option goes first"
+
+
+@pytest.mark.parametrize("user", ["no-such-user", "root"])
+def test_it_does_not_start_with_a_proxy_user_that_it_cannot_use(estate: Estate, user: str) -> None:
+    done = ringfenced("--host-config", str(write_host(estate, proxy_user=user)))
+    assert (done.returncode, "proxy_user: " in done.stderr) == (1, True)
+
+
 def test_check_reads_the_trust_files(estate: Estate) -> None:
     (estate.root / "trust" / "allowed_signers").write_text("* ssh-ed25519 AAAA\n")
     assert any("allowed_signers" in problem for problem in check(estate.host))
