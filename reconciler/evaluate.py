@@ -136,7 +136,7 @@ def _evaluated(
         now = max(now, state.last_seen)
     wanted, admissions = Desired(), Admissions()
     if isinstance(snapshot, Snapshot):
-        wanted = _desired(snapshot, host, None if previous is None else previous.desired)
+        wanted = desired_of(snapshot, host.max_bytes, None if previous is None else previous.desired)
         if wanted.empty:
             snapshot = NotSettled("empty", f"{host.policy} holds no policy document: that deletes nothing")
     if isinstance(snapshot, Snapshot):
@@ -213,9 +213,9 @@ def _evaluated(
     )
 
 
-def _desired(snapshot: Snapshot, host: Host, previous: Desired | None) -> Desired:
+def desired_of(snapshot: Snapshot, max_bytes: int, previous: Desired | None = None) -> Desired:
     """Give what the snapshot wants; a document that could not be read is a bad one, never one that is gone."""
-    wanted = desired(snapshot.files, bounds=load.Bounds(bytes=host.max_bytes), previous=previous)
+    wanted = desired(snapshot.files, bounds=load.Bounds(bytes=max_bytes), previous=previous)
     refused = {one.file: document_of(one.file) for one in snapshot.refused}
     if not refused:
         return wanted

@@ -488,3 +488,180 @@ def test_init_names_the_line_of_a_signer_who_is_not_there_yet(
     with (estate.root / "trust" / "allowed_signers").open("a") as file:
         file.write(err.splitlines()[-1] + "\n")
     assert ringfence("init", "--signer", "carol", "--key", f"{key.private}.pub")[0] == 0
+
+
+STATEMENT = """\
+version: 1
+kind: signed-reason
+id: CHG-2.1
+audience: [prod-1]
+expires: never
+ticket: CHG-2
+reason: helper installs from pypi
+grants:
+  - {document: agents/helper, field: /allow, add: "*.pypi.org"}
+"""
+
+
+@pytest.mark.parametrize(
+    ("files", "code", "says"),
+    [
+        pytest.param({}, 0, "3 documents, 1 statement, no problems", id="nothing is wrong"),
+        pytest.param(
+            {"egress/org.yaml": None, "agents/helper.yaml": None}, 0, "1 document, 1 statement", id="one each"
+        ),
+        pytest.param({"reasons/CHG-1.yaml": None}, 0, "3 documents, no problems", id="no statement"),
+        pytest.param({"egress/b.yml": ORG}, 1, "egress/b.yml:1:1: /: is not read: rename it egress/b.yaml", id="yml"),
+        pytest.param({"egress/org.YAML": ORG}, 1, "egress/org.yaml is; delete one of the two", id="two of one name"),
+        pytest.param({"Platform.yml": ""}, 1, "platform.yaml is; delete one of the two", id="platform.yml"),
+        pytest.param(
+            {"org.yaml": ORG}, 1, "is not read: move it into agents/, egress/ or reasons/", id="in the wrong place"
+        ),
+        pytest.param({"reasons/CHG-2.yml": STATEMENT}, 1, "rename it reasons/CHG-2.yaml", id="a statement as yml"),
+        pytest.param({"README.md": "", ".lint.yml": ""}, 0, "ignored: README.md is no document of ours", id="a README"),
+        pytest.param({"reasons/CHG-2.yaml": STATEMENT}, 0, "3 documents, 2 statements, no problems", id="unsigned"),
+        pytest.param(
+            {"reasons/CHG-2.yaml": STATEMENT.replace("never", '"2020-01-01T00:00:00Z"')},
+            0,
+            "expired: reasons/CHG-2.yaml grants nothing any more",
+            id="a statement of the past",
+        ),
+        pytest.param(
+            {"reasons/CHG-2.yaml": STATEMENT.replace("/allow", "/alow")},
+            1,
+            "reasons/CHG-2.yaml:9:38: /grants/0/field: is no field of agent documents",
+            id="a grant of no field",
+        ),
+        pytest.param(
+            {"reasons/CHG-2.yaml": STATEMENT.replace("CHG-2.1", "CHG-1.1")},
+            1,
+            "/id: is that of reasons/CHG-1.yaml: neither counts",
+            id="an id twice",
+        ),
+        pytest.param(
+            {"reasons/CHG-2.yaml": STATEMENT.replace("helper installs from pypi", "FILL IN")},
+            1,
+            "/reason: is still FILL IN; say in at least ten characters why",
+            id="a reason that is not filled in",
+        ),
+        pytest.param(
+            {"reasons/CHG-2.yaml": STATEMENT.replace("helper installs from pypi", "pypi")},
+            1,
+            "/reason: is too short; the least length is 10",
+            id="a reason that is too short",
+        ),
+        pytest.param(
+            {"reasons/CHG-2.yaml": STATEMENT.partition("  - {")[0]},
+            1,
+            "/grants: is empty; list at least one grant",
+            id="no grant",
+        ),
+        pytest.param(
+            {"reasons/CHG-2.yaml": STATEMENT.partition("\n  - {")[0] + " []\n"},
+            1,
+            "/grants: is empty; list at least one grant",
+            id="an empty list of grants",
+        ),
+    ],
+)
+def test_check_looks_at_every_file(
+    files: dict[str, str | None], code: int, says: str, ringfence: Ringfence, estate: Estate
+) -> None:
+    policy = estate.root / "policy"
+    for name, text in files.items():
+        if text is None:
+            (policy / name).unlink()
+        else:
+            (policy / name).write_text(text)
+    found, out, err = ringfence("check", str(policy))
+    assert (found, says in out + err) == (code, True), out + err
+    told = json.loads(ringfence("check", str(policy), "--json")[1])
+    assert bool(told["problems"]) == bool(code)
+
+
+def test_check_tells_of_a_file_that_is_not_read(ringfence: Ringfence, estate: Estate) -> None:
+    policy = estate.root / "policy"
+    (policy / "agents" / "b.yaml").symlink_to(policy / "agents" / "helper.yaml")
+    code, _, err = ringfence("check", str(policy))
+    assert (code, "agents/b.yaml:1:1: /: [not_a_file] is a symbolic link" in err) == (1, True), err
+
+
+@pytest.mark.parametrize(
+    ("name", "code"), [pytest.param("egress/b.yml", 1, id="a document"), pytest.param("README.md", 0, id="a README")]
+)
+def test_a_plan_tells_of_names_that_are_not_ours(name: str, code: int, ringfence: Ringfence, estate: Estate) -> None:
+    (estate.root / "policy" / name).write_text(ORG)
+    found, out, _ = ringfence("plan")
+    assert (found, f"ignored  {name}" in out) == (code, True), out
+    assert json.loads(ringfence("plan", "--json")[1])["ignored"] == [name]
+    assert not estate.run().problems, "a daemon reports such a name, and goes on"
+
+
+@pytest.mark.parametrize(
+    ("text", "says", "another"),
+    [
+        pytest.param(STATEMENT, "unsigned reasons/CHG-2.yaml: sign it: ringfence reason sign /", False, id="it covers"),
+        pytest.param(STATEMENT.replace("*.pypi", "a.pypi"), "unsigned reasons/CHG-2.yaml: sign it", True, id="other"),
+        pytest.param(STATEMENT.replace("/allow", "/alow"), "/grants/0/field: is no field", True, id="malformed"),
+        pytest.param(
+            STATEMENT.replace("never", '"2020-01-01T00:00:00Z"'),
+            "unsigned reasons/CHG-2.yaml: has expired: set a later expires and a new id, then sign",
+            True,
+            id="expired",
+        ),
+        pytest.param(
+            STATEMENT.replace("prod-1", "test-*"),
+            "unsigned reasons/CHG-2.yaml: its audience test-* does not have this host, prod-1: add prod-1 and sign",
+            True,
+            id="for other hosts",
+        ),
+    ],
+)
+def test_a_plan_says_what_an_unsigned_statement_lacks(
+    text: str, says: str, another: bool, ringfence: Ringfence, estate: Estate
+) -> None:
+    estate.write(helper=WIDER)
+    (estate.root / "policy" / "reasons" / "CHG-2.yaml").write_text(text)
+    code, out, _ = ringfence("plan")
+    assert (code, says in out) == (3, True), out
+    assert ("the statement to sign" in out) is another
+    assert "no_signature" not in out
+
+
+def test_a_plan_says_that_a_signed_statement_is_for_other_hosts(ringfence: Ringfence, estate: Estate) -> None:
+    statement = estate.root / "policy" / "reasons" / "CHG-2.yaml"
+    statement.write_text(STATEMENT.replace("prod-1", "test-*"))
+    statement.with_suffix(".bob.sig").write_bytes(estate.keys["bob"].sign(statement.read_bytes()))
+    says = "its audience test-* does not have this host, prod-1: add prod-1 and sign again"
+    assert f"not here reasons/CHG-2.yaml: {says}" in ringfence("plan")[1]
+
+
+def test_a_plan_replays_nothing_that_is_in_force_already(ringfence: Ringfence, estate: Estate) -> None:
+    done = estate.root / "spool" / "done" / "root" / "job"
+    done.mkdir(parents=True)
+    (done / "result.json").write_text(json.dumps({"agent": "helper"}))
+    (done / "decisions.jsonl").write_bytes(denied("api.vendor.com"))
+    assert "replayed" not in ringfence("plan")[1]
+    (done / "decisions.jsonl").write_bytes(denied("new.vendor.com"))
+    estate.write(helper=agent(allow=["new.vendor.com"]))
+    assert "newly allows 1 connection of helper to new.vendor.com:443" in ringfence("plan")[1]
+    assert "newly allows" in ringfence("plan", "--against", "floor")[1]
+
+
+def denied(host: str) -> bytes:
+    """One record of a connection that no list had."""
+    return Record(
+        seq=1,
+        time=1.0,
+        run="r",
+        generation=1,
+        verdict=Verdict.DENY,
+        code="not_listed",
+        layer="agent",
+        method="CONNECT",
+        host=host,
+        port=443,
+        address=None,
+        message="",
+        count=1,
+    ).to_line()

@@ -28,16 +28,18 @@ from reconciler.commands.console import (
     say_json,
 )
 from reconciler.commands.effective import stored
-from reconciler.commands.statements import fresh_id, ids_of, write_new
+from reconciler.commands.statements import checked, fresh_id, ids_of, rows, waiting, write_new
 from reconciler.config_pass import SETTLE_S, snapshot_of, trust_of
 from reconciler.core import load
 from reconciler.core.memory import canonical_json as dump
 from reconciler.core.plan import ExitCode, Plan, emit_reason
 from reconciler.core.plan import plan as plan_of
-from reconciler.core.replay import replay
+from reconciler.core.policy import in_force
+from reconciler.core.replay import Replayed, replay
+from reconciler.core.statement import UNFILLED
 from reconciler.core.trust import Trust, TrustBroken, read_trust_files
-from reconciler.core.validate import desired
-from reconciler.evaluate import Evaluated, evaluate
+from reconciler.core.validate import misnamed
+from reconciler.evaluate import Evaluated, desired_of, evaluate
 from reconciler.host import Host, parse_host
 from reconciler.reason import Verifier
 from reconciler.revision import at_revision
@@ -53,18 +55,36 @@ def check(
 ) -> None:
     """List every problem of a policy directory; needs no host and no rights. For pre-commit and CI."""
     snapshot = _checkout(directory, load.Bounds().bytes)
-    wanted = desired(snapshot.files)
+    wanted = desired_of(snapshot, load.Bounds().bytes)
+    found = checked(snapshot.files, wanted.statements, now=SystemClock().now())
+    problems = sorted((*wanted.problems, *misnamed(snapshot.ignored, snapshot.files), *found.problems))
     if json:
-        say_json({"problems": [dataclasses.asdict(one) for one in wanted.problems], "ignored": list(wanted.ignored)})
-        leave(Code.PROBLEMS if wanted.problems else Code.FINE)
-    if wanted.problems:
-        leave_with_problems(wanted.problems)
-    for file in wanted.ignored:
+        say_json(
+            {
+                "problems": [dataclasses.asdict(one) for one in problems],
+                "ignored": list(snapshot.ignored),
+                "expired": list(found.expired),
+                "documents": len(wanted.documents),
+                "statements": len(found.sound),
+            }
+        )
+        leave(Code.PROBLEMS if problems else Code.FINE)
+    for file in snapshot.ignored:
         say(f"ignored: {file} is no document of ours")
+    for file in found.expired:
+        say(f"expired: {file} grants nothing any more")
+    if problems:
+        leave_with_problems(problems)
     if wanted.empty:
         complain(f"{directory}: holds no policy document: platform.yaml, agents/NAME.yaml, egress/NAME.yaml")
         leave(Code.PROBLEMS)
-    say(f"{len(wanted.documents)} documents, no problems")
+    counts = [_counted(len(wanted.documents), "document")]
+    counts += [_counted(len(found.sound), "statement")] if found.sound else []
+    say(f"{', '.join(counts)}, no problems")
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def plan(
@@ -89,7 +109,7 @@ def plan(
         Path | None,
         typer.Option("--emit-reason", metavar="FILE", help="Write the statement that is missing. Writes only FILE."),
     ] = None,
-    reason: Annotated[str, typer.Option(help="Why, for --emit-reason.")] = "FILL IN",
+    reason: Annotated[str, typer.Option(help="Why, for --emit-reason.")] = UNFILLED,
     ticket: Annotated[str | None, typer.Option(help="For --emit-reason; else the name of its file.")] = None,
     json: Json = False,
 ) -> None:
@@ -100,28 +120,32 @@ def plan(
     if (trust is None) != (as_host is None):
         raise typer.BadParameter("goes with --as-host NAME, and the other way round", param_hint="--trust FILE")
     there = _There.of_host(host_settings(host_config)) if as_host is None else _There.named(as_host, trust)
-    snapshot = there.snapshot(directory)
+    snapshot, where = there.snapshot(directory), directory or there.host.policy
     base = _base(there, against, directory)
     evaluated = there.evaluate(snapshot, base)
     if without_signer is not None:
         evaluated = _without(there, snapshot, evaluated, without_signer)
     found = _plan(evaluated)
-    replayed = replay(past_decisions(there.host), evaluated.in_force)
+    replayed = _replayed(there.host, evaluated, base)
+    statements = checked(snapshot.files, evaluated.desired.statements, now=SystemClock(base.last_seen).now())
     if json:
         say_json({**found.to_json(), "replayed": [dataclasses.asdict(one) for one in replayed]})
     else:
         for line in found.lines():
             say(line)
-        _show_refused(evaluated)
+        for line in rows(evaluated.admissions, statements, host=there.host.name, directory=where):
+            say(line)
         for one in replayed:
             say(f"replayed {one}")
     if found.exit_code is ExitCode.UNSIGNED and without_signer is None:
         taken = ids_of(snapshot.files) | there.trust.revoked_ids
         statement = _statement(there.host, found, emit, ticket=ticket, reason=reason, taken=taken)
+        compared = _statement(there.host, found, None, ticket=None, reason="compared only", taken=()).encode()
+        unsigned = waiting(evaluated.admissions, statements, compared, host=there.host.name)
         if emit is not None:
             write_new(emit, statement)
             complain(f"wrote {emit}: say why in it, then `ringfence reason sign {emit} --key KEY`")
-        elif not json:
+        elif not json and unsigned is None:
             say(f"\nthe statement to sign (--emit-reason FILE writes it):\n\n{statement}")
     elif emit is not None:
         problems = found.exit_code is ExitCode.PROBLEMS
@@ -223,7 +247,21 @@ def _read(path: Path | None) -> bytes | None:
 
 def _plan(evaluated: Evaluated) -> Plan:
     found = plan_of(evaluated.outcome, evaluated.desired, revision=evaluated.in_force.revision)
-    return dataclasses.replace(found, problems=evaluated.problems, alarm=evaluated.alarm)
+    problems, ignored = evaluated.problems, found.ignored
+    if isinstance(evaluated.snapshot, Snapshot):
+        ignored = evaluated.snapshot.ignored
+        problems = tuple(sorted((*problems, *misnamed(ignored, evaluated.snapshot.files))))
+    return dataclasses.replace(found, problems=problems, ignored=ignored, alarm=evaluated.alarm)
+
+
+def _replayed(host: Host, evaluated: Evaluated, base: State) -> tuple[Replayed, ...]:
+    """Decide past runs again, and leave out what is decided otherwise by what the plan compares with already."""
+    past = tuple(past_decisions(host))
+    already: tuple[Replayed, ...] = ()
+    if base.memory.in_force is not None:
+        before = in_force(base.memory.in_force, revision=base.revision, generation=base.generation)
+        already = replay(past, before)
+    return tuple(one for one in replay(past, evaluated.in_force) if one not in already)
 
 
 def _base(there: _There, against: str | None, directory: Path | None) -> State:
@@ -238,7 +276,7 @@ def _base(there: _There, against: str | None, directory: Path | None) -> State:
         case None:
             readable = there.here and os.access(StateFile(there.host.state).path, os.R_OK)
             return stored(there.host) if readable else State()
-        case _ if Path(against).is_dir():
+        case _ if os.path.isdir(against):  # noqa: PTH112 - no name makes it raise
             return there.evaluate(_checkout(Path(against), there.host.max_bytes), State()).state
         case revision:
             where = directory or there.host.policy
@@ -262,11 +300,3 @@ def _statement(
         ticket=name,
         reason=reason,
     )
-
-
-def _show_refused(evaluated: Evaluated) -> None:
-    for refusal in evaluated.admissions.refused:
-        say(f"refused  {refusal}")
-    for one in evaluated.admissions.admitted:
-        signers = ", ".join(approval.signer for approval in one.approvals)
-        say(f"admitted {one.statement.id} ({one.statement.ticket}), signed by {signers}")

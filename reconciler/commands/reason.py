@@ -26,7 +26,7 @@ from reconciler.commands.statements import write_new
 from reconciler.config_pass import trust_of
 from reconciler.core.load import Problem
 from reconciler.core.plan import emit_reason
-from reconciler.core.statement import ReasonRefused, Terms
+from reconciler.core.statement import UNFILLED, ReasonRefused, Terms
 from reconciler.core.statement import read as read_statement
 from reconciler.core.trust import NAMESPACE, PRINCIPAL, TrustBroken
 from reconciler.core.written import grant_text
@@ -54,7 +54,7 @@ def new(
     statement: Statement,
     ticket: Annotated[str | None, typer.Option(help="Else the name of the file.")] = None,
     audience: Annotated[str, typer.Option(help="A host name or a glob.")] = "*",
-    reason: Annotated[str, typer.Option(help="Why; at least ten characters that are not the ticket.")] = "FILL IN",
+    reason: Annotated[str, typer.Option(help="Why; at least ten characters that are not the ticket.")] = UNFILLED,
 ) -> None:
     """Write a statement to fill in. `ringfence plan --emit-reason` writes one that lists what a change needs."""
     expires = (SystemClock().now() + REASON_LASTS).strftime("%Y-%m-%dT00:00:00Z")

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from itertools import count
 from pathlib import Path
 
+from reconciler.admission import Admissions
 from reconciler.commands.console import Code, complain, leave
 from reconciler.core.load import Document, Problem, load
+from reconciler.core.memory import canonical_json
 from reconciler.core.statement import MAX_BYTES, Statement
 from reconciler.core.statement import read as read_statement
 
@@ -87,6 +89,48 @@ def write_new(path: Path, text: str) -> None:
         leave(Code.PROBLEMS)
 
 
-def since(statement: Statement) -> str:
-    """Say when a statement that ends does so."""
-    return f"{datetime.fromtimestamp(statement.expires or 0, UTC):%Y-%m-%dT%H:%M:%SZ}"
+def rows(admissions: Admissions, found: Checked, *, host: str, directory: Path) -> Iterator[str]:
+    """Tell for people which statements count on `host` and which do not, and what to do. `directory` is their policy's.
+
+    Of one that nobody signed its problems are told: whoever plans may read what a daemon would not.
+    """
+    for refusal in admissions.refused:
+        if refusal.code != "no_signature":
+            yield f"refused  {refusal}"
+        elif refusal.file not in found.sound:
+            yield from (f"refused  {problem}" for problem in found.problems if problem.file == refusal.file)
+        elif refusal.file in found.expired:
+            yield f"unsigned {refusal.file}: has expired: set a later expires and a new id, then sign"
+        elif not found.sound[refusal.file].addresses(host):
+            yield f"unsigned {refusal.file}: {_other_host(found.sound[refusal.file], host)}"
+        else:
+            yield f"unsigned {refusal.file}: sign it: ringfence reason sign {directory / refusal.file} --key KEY"
+    for file in admissions.elsewhere:
+        if file in found.sound:
+            yield f"not here {file}: {_other_host(found.sound[file], host)} again"
+    for one in admissions.admitted:
+        signers = ", ".join(approval.signer for approval in one.approvals)
+        yield f"admitted {one.statement.id} ({one.statement.ticket}), signed by {signers}"
+
+
+def waiting(admissions: Admissions, found: Checked, needed: bytes, *, host: str) -> str | None:
+    """Give the file of a statement that only lacks its signature to grant here all that `needed`, another one, does."""
+    wanted = read_statement("needed", needed)
+    if isinstance(wanted, tuple):
+        return None
+    for refusal in admissions.refused:
+        one = found.sound.get(refusal.file) if refusal.code == "no_signature" else None
+        if one is None or refusal.file in found.expired or not one.addresses(host):
+            continue
+        if _granted(wanted) <= _granted(one):
+            return refusal.file
+    return None
+
+
+def _granted(statement: Statement) -> set[tuple[str, str, str, str]]:
+    return {(one.document, one.field, str(one.action), canonical_json(one.item)) for one in statement.grants}
+
+
+def _other_host(statement: Statement, host: str) -> str:
+    audience = ", ".join(statement.audience)
+    return f"its audience {audience} does not have this host, {host}: add {host} and sign"

@@ -157,22 +157,20 @@ def _structure(document: Document, error: ValidationError) -> Iterable[Problem]:
             yield document.problem(pointer, _wrong_type(document, pointer, instance, error.schema))
         case "enum":
             yield document.problem(pointer, f"is none of the choices; write one of {', '.join(map(str, wanted))}")
-        case "minimum" | "minLength" | "minItems":
-            yield document.problem(pointer, f"is too small; {_least(error.validator)} is {wanted}")
-        case "maximum" | "maxLength" | "maxItems":
-            yield document.problem(pointer, f"is too large; {_most(error.validator)} is {wanted}")
+        case str(bound) if bound in _BOUNDS:
+            yield document.problem(pointer, _BOUNDS[bound].format(wanted))
         case _:
             yield document.problem(pointer, error.message)
 
 
-def _least(validator: str) -> str:
-    return {"minimum": "the least", "minLength": "the least length"}.get(validator, "the least number of items")
-
-
-def _most(validator: str) -> str:
-    return {"maximum": "the most", "maxLength": "the most characters"}.get(validator, "the most items")
-
-
+_BOUNDS: Mapping[str, str] = {
+    "minimum": "is too small; the least is {}",
+    "minLength": "is too short; the least length is {}",
+    "minItems": "has too few items; the least number is {}",
+    "maximum": "is too large; the most is {}",
+    "maxLength": "is too long; the most characters are {}",
+    "maxItems": "has too many items; the most are {}",
+}
 _TYPE_NAMES = {
     "object": "a map",
     "array": "a list",

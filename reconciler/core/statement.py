@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import fnmatch
 import hashlib
 import re
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 MAX_BYTES = 64 * 1024
 _BOUNDS = Bounds(bytes=MAX_BYTES, nodes=100_000)
 _LEAST_REASON = 10
+UNFILLED = "FILL IN"
+"""The reason in a statement that was made and not filled in."""
 _KINDS = {"agents": "agent", "egress": "egress"}
 OTHER_HOST = "other_host"
 """The code of a statement for other hosts: nothing is wrong with it, and nobody has to be told."""
@@ -66,6 +69,10 @@ class Statement:
     reason: str
     grants: tuple[Grant, ...]
 
+    def addresses(self, host: str) -> bool:
+        """Say whether its audience has the host of this name."""
+        return any(fnmatch.fnmatchcase(host, glob) for glob in self.audience)
+
     def approved(self, approvals: tuple[Approval, ...]) -> tuple[Grant, ...]:
         """Give the grants with who signed them."""
         return tuple(
@@ -87,10 +94,10 @@ def read(file: str, data: bytes) -> Statement | tuple[Problem, ...]:
     """Read a statement's bytes, which somebody signed; every problem of its form, sorted. `file` names it in them."""
     document = load(file, data, bounds=_BOUNDS)
     if isinstance(document, tuple):
-        return document
+        return tuple(_unfilled(one, None) for one in document)
     resolved = resolve(document, load_schema("signed-reason"))
     if isinstance(resolved, tuple):
-        return resolved
+        return tuple(_unfilled(one, document) for one in resolved)
     value = resolved.value
     problems: list[Problem] = []
     grants: list[Grant] = []
@@ -125,6 +132,17 @@ def read(file: str, data: bytes) -> Statement | tuple[Problem, ...]:
         reason=value["reason"],
         grants=tuple(grants),
     )
+
+
+def _unfilled(problem: Problem, document: Document | None) -> Problem:
+    """Say of what `ringfence reason new` left open that it is still so. `document` is None where it is no YAML yet."""
+    if problem.where == "/reason" and document is not None and document.value.get("reason") == UNFILLED:
+        message = f"is still {UNFILLED}; say in at least ten characters why"
+    elif problem.where == "/grants" and (document is None or not document.value.get("grants")):
+        message = "is empty; list at least one grant"
+    else:
+        return problem
+    return dataclasses.replace(problem, message=message)
 
 
 def _words(document: Document, *, ticket: str, reason: str) -> list[Problem]:
@@ -196,12 +214,12 @@ def judge(
 
     `now` and `admitted_at` (of the first admission, or now) are Unix seconds; `revoked` are statement ids.
     """
-    if not any(fnmatch.fnmatchcase(terms.host, glob) for glob in statement.audience):
+    if not statement.addresses(terms.host):
         return ReasonRefused(OTHER_HOST, f"is for other hosts ({', '.join(statement.audience)}), not for {terms.host}")
     if statement.id in revoked:
         return ReasonRefused("id_revoked", f"is revoked by its id {statement.id}: write a new one with a new id")
     if statement.expires is not None and now >= statement.expires:
-        return ReasonRefused("expired", "has expired: write a new one with a new id, or delete it")
+        return ReasonRefused("expired", "has expired: set a later expires and a new id, then sign; or delete it")
     if not re.fullmatch(terms.ticket_pattern, statement.ticket):
         return ReasonRefused("ticket", f"names a ticket that does not match this host's pattern {terms.ticket_pattern}")
     if terms.max_age is not None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from reconciler.core import formats
@@ -17,11 +18,11 @@ from reconciler.core.resolve import Resolved, resolve
 from reconciler.core.schema import Schema, load_schema
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Container, Iterable, Mapping
 
     from reconciler.core.load import Bounds, Position, Tree
 
-__all__ = ["Desired", "Schema", "desired", "document_of", "load_schema", "resolve", "validate"]
+__all__ = ["Desired", "Schema", "desired", "document_of", "load_schema", "misnamed", "resolve", "validate"]
 
 PLATFORM = "platform"
 _FOLDERS = {"agents": "agent", "egress": "egress"}
@@ -123,6 +124,29 @@ def document_of(file: str) -> str | None:
     if folder not in _FOLDERS or stem == rest or not stem or "/" in stem or stem.startswith("."):
         return None
     return f"{folder}/{stem}"
+
+
+def misnamed(ignored: Iterable[str], files: Container[str]) -> tuple[Problem, ...]:
+    """Say which names that are not ours look like documents, beside the `files` that are ours.
+
+    A daemon never reads them and reports them; for whoever writes policy they are mistakes: an `egress/org.yml` denies
+    nothing, and nobody would be told.
+    """
+    problems = []
+    for file in ignored:
+        path = PurePosixPath(file)
+        if path.name.startswith(".") or path.suffix.lower() not in (".yaml", ".yml"):
+            continue
+        folder = "" if path.parent == PurePosixPath() else f"{path.parent}/"
+        right = f"{folder}{path.stem if folder else path.stem.lower()}.yaml"
+        if right in files:
+            advice = f"{right} is; delete one of the two"
+        elif document_of(right) is not None or _of_a_reason(right):
+            advice = f"rename it {right}"
+        else:
+            advice = "move it into agents/, egress/ or reasons/, or out of the policy directory"
+        problems.append(Problem(file, 1, 1, "", f"is not read: {advice}"))
+    return tuple(problems)
 
 
 def _of_a_reason(file: str) -> bool:
