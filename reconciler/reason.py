@@ -81,7 +81,9 @@ def permitted(key: str, signer: Signer | None, trust: Trust, *, at: datetime) ->
         return ReasonRefused("key_revoked", f"is signed with the revoked key {key}: another signer has to sign")
     if signer is None:
         return ReasonRefused(
-            "unknown_key", f"is signed with key {key}, which is no signer's: add its line to allowed_signers"
+            "unknown_key",
+            f"is signed with key {key}, which is no signer's: sign with a signer's key; only if this key shall be a "
+            "signer's from now on, add its line to allowed_signers",
         )
     if NAMESPACE not in signer.namespaces:
         return ReasonRefused(
@@ -238,13 +240,19 @@ def _sealed(stack: ExitStack, name: str, data: bytes) -> int:
 
 
 def sign(
-    statement: Path, key: Path, out: Path, *, program: str = SSH_KEYGEN, timeout: float = 120.0
+    statement: Path,
+    key: Path,
+    out: Path,
+    *,
+    accept: Callable[[Signature], ReasonRefused | None] = lambda _: None,
+    program: str = SSH_KEYGEN,
+    timeout: float = 120.0,
 ) -> ReasonRefused | None:
     """Sign the statement with `key` (a private key, or a public one whose private half an agent holds) into `out`.
 
     Always over standard input and output: `-Y sign FILE` beside an existing .sig and without a terminal writes nothing
     and exits 0. The caller's environment stays, for its agent and its passphrase prompt; `timeout` is for the touch of
-    a security key. None: it is signed. An existing `out` is replaced, and only by a whole signature.
+    a security key. None: it is signed. An existing `out` is replaced, and only by a signature that `accept` takes.
     """
     try:
         data = statement.read_bytes()
@@ -270,7 +278,13 @@ def sign(
     if done.returncode != 0 or isinstance(made, Malformed):
         why = made.message if isinstance(made, Malformed) and done.returncode == 0 else "see what ssh-keygen says above"
         return ReasonRefused("not_signed", f"was not signed with {key}: {why}")
+    refused = accept(made)
+    if refused is not None:
+        return refused
     temporary = out.with_name(f".{out.name}.tmp")
-    temporary.write_bytes(done.stdout)
-    temporary.replace(out)
+    try:
+        temporary.write_bytes(done.stdout)
+        temporary.replace(out)
+    except OSError as error:
+        return ReasonRefused("unwritable", f"was not signed: {out}: cannot be written: {error.strerror}")
     return None

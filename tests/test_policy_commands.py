@@ -648,6 +648,143 @@ def test_a_plan_replays_nothing_that_is_in_force_already(ringfence: Ringfence, e
     assert "newly allows" in ringfence("plan", "--against", "floor")[1]
 
 
+@pytest.mark.parametrize(
+    ("signer", "key", "code", "says"),
+    [
+        pytest.param("alice", "alice", 0, "signed as alice in", id="her own key"),
+        pytest.param("alice", "bob", 1, "is bob's; alice's is SHA256:", id="somebody else's key"),
+        pytest.param("alice", "mallory", 1, "is no signer's; alice's is SHA256:", id="a key that is no signer's"),
+        pytest.param(
+            "carol", "alice", 1, "is alice's; carol has no line in allowed_signers", id="a name without a line"
+        ),
+        pytest.param("alice", "none", 1, "was not signed with", id="a key that is not there"),
+    ],
+)
+def test_a_statement_is_signed_only_with_the_signers_own_key(
+    *, signer: str, key: str, code: int, says: str, ringfence: Ringfence, estate: Estate
+) -> None:
+    make_key(estate.root, "mallory")
+    statement = estate.root / "policy" / "reasons" / "CHG-2.yaml"
+    statement.write_text(STATEMENT)
+    found, out, err = ringfence("reason", "sign", str(statement), "--key", str(estate.root / key), "--signer", signer)
+    assert (found, says in out + err) == (code, True), out + err
+    assert statement.with_name(f"CHG-2.{signer}.sig").exists() == (code == 0)
+
+
+def test_a_revoked_key_signs_nothing(ringfence: Ringfence, estate: Estate) -> None:
+    estate.trust("alice", "bob", revoked=f"key {estate.keys['bob'].fingerprint}\n")
+    statement = estate.root / "CHG-2.yaml"
+    statement.write_text(STATEMENT)
+    code, _, err = ringfence("reason", "sign", str(statement), "--key", str(estate.root / "bob"), "--signer", "bob")
+    assert (code, "is signed with the revoked key" in err) == (1, True), err
+
+
+def test_a_signature_is_replaced_only_when_that_is_asked_for(ringfence: Ringfence, estate: Estate) -> None:
+    statement = estate.root / "policy" / "reasons" / "CHG-1.yaml"
+    signature = statement.with_name("CHG-1.alice.sig")
+    signature.write_text("old")
+    arguments = ("reason", "sign", str(statement), "--key", str(estate.root / "alice"), "--signer", "alice")
+    code, _, err = ringfence(*arguments)
+    assert (code, "may be live: --force replaces it" in err, signature.read_text()) == (1, True, "old")
+    wrong = (*arguments[:4], str(estate.root / "bob"), *arguments[5:], "--force")
+    assert (ringfence(*wrong)[0], signature.read_text()) == (1, "old")
+    assert ringfence(*arguments, "--force")[0] == 0
+    assert ringfence("reason", "verify", str(statement))[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "says"),
+    [
+        pytest.param(
+            STATEMENT.replace("never", '"2020-01-01T00:00:00Z"'),
+            1,
+            "has expired: set a later expires and a new id, then sign",
+            id="expired",
+        ),
+        pytest.param(
+            STATEMENT.replace("prod-1", "test-*"), 0, "it licenses nothing here: its audience", id="elsewhere"
+        ),
+        pytest.param(STATEMENT.partition("  - {")[0], 1, "/grants: is empty; list at least one grant", id="no grant"),
+    ],
+)
+def test_signing_says_what_a_signature_would_not_mend(
+    text: str, code: int, says: str, ringfence: Ringfence, estate: Estate
+) -> None:
+    statement = estate.root / "CHG-2.yaml"
+    statement.write_text(text)
+    arguments = ("reason", "sign", str(statement), "--key", str(estate.root / "bob"), "--signer", "bob")
+    found, _, err = ringfence(*arguments)
+    assert (found, says in err) == (code, True), err
+
+
+def test_who_signs_elsewhere_needs_no_host(
+    ringfence: Ringfence, estate: Estate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    statement = estate.root / "CHG-2.yaml"
+    statement.write_text(STATEMENT)
+    monkeypatch.setenv("RINGFENCE_HOST_CONFIG", str(estate.root / "none"))
+    arguments = ("reason", "sign", str(statement), "--key", str(estate.root / "bob"), "--signer", "zoe")
+    code, _, err = ringfence(*arguments)
+    assert (code, "were not looked at" in err) == (0, True), err
+    (estate.root / "sub").mkdir()
+    statement.with_name(".CHG-2.zoe.sig.tmp").mkdir()
+    code, _, err = ringfence(*arguments, "--force")
+    assert (code, "cannot be written: Is a directory" in err) == (1, True), err
+
+
+def _signed(estate: Estate, place: Path, *, by: str, text: str = STATEMENT) -> Path:
+    place.write_text(text)
+    if by:
+        place.with_suffix(f".{by}.sig").write_bytes(estate.keys[by].sign(place.read_bytes()))
+    return place
+
+
+@pytest.mark.parametrize(
+    ("place", "by", "text", "code", "says"),
+    [
+        pytest.param("policy/reasons", "bob", STATEMENT, 0, "CHG-2.1 (CHG-2) counts on prod-1", id="where it counts"),
+        pytest.param(".", "bob", STATEMENT, 0, "would count on prod-1 once it is in ", id="not yet where it counts"),
+        pytest.param(
+            ".",
+            "bob",
+            STATEMENT.replace("prod-1", "test-*"),
+            1,
+            "its audience test-* does not have this host, prod-1: add prod-1 and sign again",
+            id="for other hosts",
+        ),
+        pytest.param(
+            ".",
+            "bob",
+            STATEMENT.replace("never", '"2020-01-01T00:00:00Z"'),
+            1,
+            "set a later expires and a new id, then sign",
+            id="expired",
+        ),
+        pytest.param(".", "mallory", STATEMENT, 1, "no signer's: sign with a signer's key; only if", id="a stranger"),
+        pytest.param(".", "", STATEMENT, 1, "[no_signature]", id="unsigned"),
+        pytest.param(
+            ".", "", STATEMENT.replace("helper installs from pypi", "FILL IN"), 1, "is still FILL IN", id="unfilled"
+        ),
+    ],
+)
+def test_verify_says_what_counts_and_what_mends_it(
+    *, place: str, by: str, text: str, code: int, says: str, ringfence: Ringfence, estate: Estate
+) -> None:
+    estate.keys["mallory"] = make_key(estate.root, "mallory")
+    statement = _signed(estate, estate.root / place / "CHG-2.yaml", by=by, text=text)
+    found, out, err = ringfence("reason", "verify", str(statement))
+    assert (found, says in out + err) == (code, True), out + err
+
+
+def test_verify_exits_0_where_a_statement_counts_although_a_second_signature_is_bad(
+    ringfence: Ringfence, estate: Estate
+) -> None:
+    statement = _signed(estate, estate.root / "CHG-2.yaml", by="bob")
+    statement.with_suffix(".alice.sig").write_bytes(estate.keys["alice"].sign(b"other"))
+    code, out, err = ringfence("reason", "verify", str(statement))
+    assert (code, "would count on prod-1" in out, "[bad_signature]" in err) == (0, True, True)
+
+
 def denied(host: str) -> bytes:
     """One record of a connection that no list had."""
     return Record(

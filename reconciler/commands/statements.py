@@ -102,12 +102,12 @@ def rows(admissions: Admissions, found: Checked, *, host: str, directory: Path) 
         elif refusal.file in found.expired:
             yield f"unsigned {refusal.file}: has expired: set a later expires and a new id, then sign"
         elif not found.sound[refusal.file].addresses(host):
-            yield f"unsigned {refusal.file}: {_other_host(found.sound[refusal.file], host)}"
+            yield f"unsigned {refusal.file}: {other_host(found.sound[refusal.file], host)}"
         else:
             yield f"unsigned {refusal.file}: sign it: ringfence reason sign {directory / refusal.file} --key KEY"
     for file in admissions.elsewhere:
         if file in found.sound:
-            yield f"not here {file}: {_other_host(found.sound[file], host)} again"
+            yield f"not here {file}: {other_host(found.sound[file], host)} again"
     for one in admissions.admitted:
         signers = ", ".join(approval.signer for approval in one.approvals)
         yield f"admitted {one.statement.id} ({one.statement.ticket}), signed by {signers}"
@@ -131,6 +131,7 @@ def _granted(statement: Statement) -> set[tuple[str, str, str, str]]:
     return {(one.document, one.field, str(one.action), canonical_json(one.item)) for one in statement.grants}
 
 
-def _other_host(statement: Statement, host: str) -> str:
+def other_host(statement: Statement, host: str) -> str:
+    """Say that a statement is for other hosts than this one, and how it becomes this one's too."""
     audience = ", ".join(statement.audience)
     return f"its audience {audience} does not have this host, {host}: add {host} and sign"

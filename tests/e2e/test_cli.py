@@ -235,7 +235,7 @@ def test_reason_new_sign_and_verify(call: Call, policy: Installation) -> None:
     assert made.status == 0
     assert "reason sign made.yaml" in made.out
     again = call(policy, "reason new made.yaml")
-    assert (again.status, "File exists" in again.err) == (1, True)
+    assert (again.status, "is there already" in again.err) == (1, True)
     unfilled = call(policy, f"reason sign made.yaml --key {KEY} --signer alice")
     assert unfilled.status == 1
     assert "made.yaml:" in unfilled.err
