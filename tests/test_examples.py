@@ -9,12 +9,14 @@ import pytest
 from reconciler.core import request
 from reconciler.core.grants import Approval
 from reconciler.core.job import Job
+from reconciler.core.load import Document, load
 from reconciler.core.memory import Memory
 from reconciler.core.reconcile import reconcile
+from reconciler.core.schema import load_schema
 from reconciler.core.statement import Statement
 from reconciler.core.statement import read as read_statement
 from reconciler.core.validate import desired
-from reconciler.host import Host, load_host
+from reconciler.host import load_host, parse_host
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 POLICY = EXAMPLES / "policy"
@@ -46,7 +48,12 @@ def test_each_job_loads(path: Path) -> None:
     assert isinstance(request.read(path.read_bytes()), Job)
 
 
-def test_the_host_settings_load() -> None:
+def test_the_host_settings_are_all_there_and_have_the_defaults_that_are_shown() -> None:
     host = load_host(EXAMPLES / "host.yaml")
-    assert isinstance(host, Host)
-    assert host.name == "prod-1"
+    assert host == parse_host("host.yaml", b"version: 1\nkind: host\nname: prod-1\n")
+    shown = load("host.yaml", (EXAMPLES / "host.yaml").read_bytes())
+    assert isinstance(shown, Document)
+    properties = load_schema("host").root["properties"]
+    assert set(shown.value) == set(properties)
+    for section in ("keep", "docker", "k8s"):
+        assert set(shown.value[section]) == set(properties[section]["properties"]), section
