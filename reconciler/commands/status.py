@@ -102,7 +102,7 @@ def _say_outcome(policy: dict[str, Any]) -> None:
         share = "not all: see the problems"
     complain(f"revision {policy['revision']} is settled; in force of it: {share}")
     for document in bad:
-        complain(f"{document}: has problems, so the document of the revision before stays")
+        complain(f"{document}: has problems, so the document of the revision before stays, if there was one")
 
 
 def read_status(host: Host) -> dict[str, Any] | None:
