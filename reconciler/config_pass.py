@@ -56,7 +56,7 @@ class ConfigPass:
             return None
         if self._last is not None:
             return self._last.in_force
-        return in_force(state.memory.in_force, revision=state.revision, generation=state.generation)
+        return in_force(state.memory.in_force, state.memory.last, revision=state.revision, generation=state.generation)
 
     @property
     def last(self) -> Evaluated | None:

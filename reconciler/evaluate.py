@@ -201,6 +201,7 @@ def _evaluated(
         outcome=outcome,
         in_force=in_force(
             outcome.tree,
+            outcome.memory.last,
             revision=revision,
             generation=following.generation,
             previous=None if previous is None else (previous.outcome.tree, previous.in_force),

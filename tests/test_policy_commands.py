@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import pathlib
 import shutil
 import subprocess
+import tempfile
 import threading
 import time
 from typing import TYPE_CHECKING
@@ -13,7 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from proxy.record import Record, Verdict
-from reconciler.cli import application
+from reconciler.cli import UsageError, application
 from reconciler.core.load import Document, load
 from reconciler.core.reference import PAGE, weakenings
 from reconciler.core.schema import DIRECTORY
@@ -783,6 +785,71 @@ def test_verify_exits_0_where_a_statement_counts_although_a_second_signature_is_
     statement.with_suffix(".alice.sig").write_bytes(estate.keys["alice"].sign(b"other"))
     code, out, err = ringfence("reason", "verify", str(statement))
     assert (code, "would count on prod-1" in out, "[bad_signature]" in err) == (0, True, True)
+
+
+def test_what_the_document_lists_and_is_held_is_told_so(ringfence: Ringfence, estate: Estate) -> None:
+    estate.write(helper=WIDER)
+    estate.run()
+    held = "the document lists it; held: waits for a signed reason"
+    code, out, _ = ringfence("explain", "helper", "a.pypi.org")
+    assert (code, held in out) == (1, True), out
+    assert held not in ringfence("explain", "helper", "other.example.com")[1]
+    assert f"allow *.pypi.org: {held}" in ringfence("effective", "helper")[1]
+    assert json.loads(ringfence("effective", "helper", "--json")[1])["held_allow"] == ["*.pypi.org"]
+
+
+def test_explain_says_where_no_egress_document_is_over_an_agent(ringfence: Ringfence, tmp_path: Path) -> None:
+    bare = Estate(tmp_path / "bare")
+    bare.write(platform=PLATFORM, helper=agent(allow=["api.vendor.com"]))
+    bare.reason(1, *GRANTS, expires="never")
+    bare.run()
+    config = tmp_path / "bare" / "host.yaml"
+    config.write_text((tmp_path / "host.yaml").read_text().replace(f"{tmp_path}/", f"{tmp_path}/bare/"))
+    out = ringfence("explain", "helper", "api.vendor.com", "--host-config", str(config))[1]
+    assert "passes the agent's own lists; no egress document is over it; then" in out
+
+
+def test_explain_takes_a_host_and_no_url(ringfence: Ringfence) -> None:
+    with pytest.raises(UsageError, match="is a URL, not a host"):
+        ringfence("explain", "helper", "https://api.vendor.com")
+
+
+def test_switching_on_that_is_held_is_what_a_refused_job_is_told(estate: Estate) -> None:
+    estate.unreason(1)
+    estate.run()
+    assert estate.config.in_force is not None
+    assert estate.config.in_force.enabling_held
+    estate.write(platform=PLATFORM.replace("true", "false"))
+    estate.run()
+    assert not estate.config.in_force.enabling_held
+
+
+@pytest.mark.parametrize(
+    ("uid", "state", "told"),
+    [
+        pytest.param(65534, True, True, id="a user who may not read it"),
+        pytest.param(0, True, False, id="root"),
+        pytest.param(0, False, False, id="nothing in force yet"),
+    ],
+)
+def test_a_plan_says_when_it_is_not_compared_with_what_is_in_force(
+    *, uid: int, state: bool, told: bool, ringfence: Ringfence, tmp_path: Path
+) -> None:
+    with tempfile.TemporaryDirectory() as name:  # the test's own directory is below one that only root may pass
+        place = pathlib.Path(name)
+        place.chmod(0o755)
+        estate = Estate(place)
+        estate.write(platform=PLATFORM, helper=agent())
+        if state:
+            estate.run()
+        config = place / "host.yaml"
+        config.write_text((tmp_path / "host.yaml").read_text().replace(f"{tmp_path}/", f"{place}/"))
+        os.seteuid(uid)
+        try:
+            out = ringfence("plan", "--host-config", str(config))[1]
+        finally:
+            os.seteuid(0)
+    assert out.startswith("compared with the floor: what is in force can be read by root only\n") == told, out
 
 
 def denied(host: str) -> bytes:

@@ -63,7 +63,9 @@ def _dry_run(host: Host, data: bytes, submitter: str) -> _DryRun | Refused:
     state = stored(host)
     policy = None
     if state.memory.in_force is not None:
-        policy = in_force(state.memory.in_force, revision=state.revision, generation=state.generation)
+        policy = in_force(
+            state.memory.in_force, state.memory.last, revision=state.revision, generation=state.generation
+        )
     job = request.read(data)
     if isinstance(job, Refused):
         return job

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from proxy.decision import Deny
-from proxy.entry import BadEntry, parse_port
+from proxy.entry import BadEntry, Entry, parse_deny, parse_port
 from reconciler.commands.console import (
     HOST_CONFIG,
     Code,
@@ -34,6 +34,7 @@ from reconciler.snapshot import Snapshot
 from reconciler.state import State, StateBroken, StateFile
 
 _WEB = 443
+_HELD = "the document lists it; held: waits for a signed reason (ringfence plan)"
 Agent = Annotated[str, typer.Argument(help="The agent, or '*' for those to come.")]
 
 
@@ -56,7 +57,7 @@ def effective(
         _to_come(held, state, json=json)
         return
     one = _one(held, agent)
-    gone = kept(agent, one.layers, state.memory.last)
+    gone, waits = kept(agent, one.layers, state.memory.last), _held(one, state)
     told = []
     if origin:
         snapshot = snapshot_of(host)
@@ -65,11 +66,14 @@ def effective(
         told = list(origins(one, snapshot.files if isinstance(snapshot, Snapshot) else {}, state.memory.grants))
     if json:
         value = {"revision": held.revision, "enabled": held.platform.enabled, **_effective_json(one), "kept": gone}
+        value["held_allow"] = [str(entry) for entry in waits]
         say_json({**value, "origins": [dataclasses.asdict(found) for found in told]} if origin else value)
         return
     say(f"agents/{agent}, revision {held.revision}, sandboxes are {'on' if held.platform.enabled else 'off'}")
     for line in effective_lines(one):
         say(line)
+    for entry in waits:
+        say(f"  allow {entry}: {_HELD}")
     for layer in gone:
         say(f"  {_kept(layer, agent)}")
     for found in told:
@@ -94,6 +98,8 @@ def explain(
         return
     if agent is None or target is None:
         raise typer.BadParameter("name an agent and a target, or --weakenings", param_hint="AGENT HOST[:PORT]")
+    if "://" in target:
+        raise typer.BadParameter(f"{target} is a URL, not a host: write HOST[:PORT]", param_hint="HOST[:PORT]")
     name, _, port_text = target.partition(":")
     entry, port = parse_entry(name), parse_port(port_text) if port_text else _WEB
     if isinstance(entry, BadEntry) or entry.wildcard or port is None:
@@ -112,12 +118,18 @@ def explain(
         say_json({**value, "message": message, "revision": held.revision})
     elif isinstance(found, Deny):
         say(f"denied [{found.code}] by {layer}: {found.message}")
+        wanted = dataclasses.replace(one.agent, allow=(*one.agent.allow, *_held(one, state)))
+        if decide(dataclasses.replace(one, agent=wanted), entry.host, port) != found:
+            say(_HELD)
         for name in kept(agent, one.layers, state.memory.last):
             if layer == f"egress/{name}":
                 say(_kept(name, agent))
     else:
-        layers = ", ".join(f"egress/{one.name}" for one in one.layers) or "no egress document"
-        say(f"passes the agent's own lists and {layers}; then every address that it resolves to has to be public")
+        layers = ", ".join(f"egress/{one.name}" for one in one.layers)
+        lists = f"passes the agent's own lists and {layers}"
+        if not layers:
+            lists = "passes the agent's own lists; no egress document is over it"
+        say(f"{lists}; then every address that it resolves to has to be public")
     if not held.platform.enabled:
         complain("sandboxes are off: nothing runs at all")
     leave(Code.PROBLEMS if denied else Code.FINE)
@@ -127,7 +139,7 @@ def _in_force(state: State) -> InForce:
     if state.memory.in_force is None:
         complain("no policy was ever accepted on this host: every job is refused")
         leave(Code.PROBLEMS)
-    return in_force(state.memory.in_force, revision=state.revision, generation=state.generation)
+    return in_force(state.memory.in_force, state.memory.last, revision=state.revision, generation=state.generation)
 
 
 def _to_come(held: InForce, state: State, *, json: bool) -> None:
@@ -148,6 +160,13 @@ def _kept(layer: str, agent: str) -> str:
     whom = "every agent" if agent == TO_COME else agent
     grant = f'{{document: egress/{layer}, field: /agents, remove: "{agent}"}}'
     return f"egress/{layer} does not select {whom} any more and is kept: a signed reason that grants {grant} lifts it"
+
+
+def _held(one: Effective, state: State) -> tuple[Entry, ...]:
+    """Give what the agent's document allows and is not in force."""
+    document = state.memory.last.get(f"agents/{one.agent.name}", {"allow": ()})
+    found = (parse_deny(text) for text in document["allow"])
+    return tuple(entry for entry in found if isinstance(entry, Entry) and entry not in one.agent.allow)
 
 
 def _one(held: InForce, agent: str) -> Effective:

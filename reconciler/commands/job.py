@@ -66,6 +66,8 @@ def submit(
         complain(f"{job}: {delivered.message}")
         leave(Code.PROBLEMS)
     say(f"submitted {job.stem}; its result will be in {host.spool / 'done' / submitter / job.stem}")
+    if (read_status(host) or {}).get("running") is not True:
+        complain("ringfenced does not run on this host: the job waits until it is started (`ringfenced`)")
 
 
 def run(

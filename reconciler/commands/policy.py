@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import json as json_module
 import math
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from datetime import timedelta
+from enum import Enum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from proxy.record import Record
 from reconciler.clock import SystemClock
 from reconciler.commands.console import (
     HOST_CONFIG,
@@ -28,14 +27,13 @@ from reconciler.commands.console import (
     say_json,
 )
 from reconciler.commands.effective import stored
+from reconciler.commands.past import replayed
 from reconciler.commands.statements import checked, fresh_id, ids_of, rows, waiting, write_new
 from reconciler.config_pass import SETTLE_S, snapshot_of, trust_of
 from reconciler.core import load
 from reconciler.core.memory import canonical_json as dump
 from reconciler.core.plan import ExitCode, Plan, emit_reason
 from reconciler.core.plan import plan as plan_of
-from reconciler.core.policy import in_force
-from reconciler.core.replay import Replayed, replay
 from reconciler.core.statement import UNFILLED
 from reconciler.core.trust import Trust, TrustBroken, read_trust_files
 from reconciler.core.validate import misnamed
@@ -126,16 +124,18 @@ def plan(
     if without_signer is not None:
         evaluated = _without(there, snapshot, evaluated, without_signer)
     found = _plan(evaluated)
-    replayed = _replayed(there.host, evaluated, base)
+    otherwise = replayed(there.host, evaluated, base)
     statements = checked(snapshot.files, evaluated.desired.statements, now=SystemClock(base.last_seen).now())
     if json:
-        say_json({**found.to_json(), "replayed": [dataclasses.asdict(one) for one in replayed]})
+        say_json({**found.to_json(), "replayed": [dataclasses.asdict(one) for one in otherwise]})
     else:
+        if against is None and there.here and _access(there.host) is _Access.MAY_NOT:
+            say("compared with the floor: what is in force can be read by root only")
         for line in found.lines():
             say(line)
         for line in rows(evaluated.admissions, statements, host=there.host.name, directory=where):
             say(line)
-        for one in replayed:
+        for one in otherwise:
             say(f"replayed {one}")
     if found.exit_code is ExitCode.UNSIGNED and without_signer is None:
         taken = ids_of(snapshot.files) | there.trust.revoked_ids
@@ -196,23 +196,6 @@ class _There:
         return evaluate(snapshot, self.trust, base, now=now, host=self.host, verifier=Verifier(budget=math.inf))
 
 
-def past_decisions(host: Host) -> Iterator[tuple[str, Record]]:
-    """Read the decisions of past runs that this user may read: agent and record."""
-    for result in sorted((host.spool / "done").glob("*/*/result.json")):
-        try:
-            agent = json_module.loads(result.read_bytes()).get("agent")
-            lines = result.with_name("decisions.jsonl").read_bytes().splitlines()
-        except (OSError, ValueError, AttributeError):
-            continue
-        for line in lines:
-            try:
-                record = Record.parse(json_module.loads(line))
-            except ValueError:
-                continue
-            if record is not None and isinstance(agent, str):
-                yield agent, record
-
-
 def _without(there: _There, snapshot: Snapshot, now: Evaluated, signer: str) -> Evaluated:
     """Plan what follows when a signer's keys are revoked, over what would be in force."""
     if not isinstance(there.trust, Trust):
@@ -254,16 +237,6 @@ def _plan(evaluated: Evaluated) -> Plan:
     return dataclasses.replace(found, problems=problems, ignored=ignored, alarm=evaluated.alarm)
 
 
-def _replayed(host: Host, evaluated: Evaluated, base: State) -> tuple[Replayed, ...]:
-    """Decide past runs again, and leave out what is decided otherwise by what the plan compares with already."""
-    past = tuple(past_decisions(host))
-    already: tuple[Replayed, ...] = ()
-    if base.memory.in_force is not None:
-        before = in_force(base.memory.in_force, revision=base.revision, generation=base.generation)
-        already = replay(past, before)
-    return tuple(one for one in replay(past, evaluated.in_force) if one not in already)
-
-
 def _base(there: _There, against: str | None, directory: Path | None) -> State:
     """What the plan compares with: a state, or what would be in force with another directory or revision."""
     match against:
@@ -274,8 +247,7 @@ def _base(there: _There, against: str | None, directory: Path | None) -> State:
                 raise typer.BadParameter("is not known of another host", param_hint="--against in-force")
             return stored(there.host)
         case None:
-            readable = there.here and os.access(StateFile(there.host.state).path, os.R_OK)
-            return stored(there.host) if readable else State()
+            return stored(there.host) if there.here and _access(there.host) is _Access.MAY else State()
         case _ if os.path.isdir(against):  # noqa: PTH112 - no name makes it raise
             return there.evaluate(_checkout(Path(against), there.host.max_bytes), State()).state
         case revision:
@@ -286,6 +258,25 @@ def _base(there: _There, against: str | None, directory: Path | None) -> State:
                 complain(f"--against: {revision} is no directory, and {snapshot.message}")
                 leave(Code.PROBLEMS)
             return there.evaluate(snapshot, State()).state
+
+
+class _Access(Enum):
+    """Whether this user may read what is in force."""
+
+    MAY = "may"
+    MAY_NOT = "may not"
+    NOTHING = "there is nothing yet"
+
+
+def _access(host: Host) -> _Access:
+    path = StateFile(host.state).path
+    try:
+        path.stat()
+    except PermissionError:
+        return _Access.MAY_NOT
+    except OSError:
+        return _Access.NOTHING
+    return _Access.MAY if os.access(path, os.R_OK, effective_ids=True) else _Access.MAY_NOT
 
 
 def _statement(

@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from reconciler.core.policy import Effective, InForce
 
@@ -147,6 +147,8 @@ class Admitted:
 
 ROOT = "root"
 """May submit for every agent: it could become any other submitter anyway."""
+_FEW = 10
+"""Names of a list that a message tells."""
 FILE_NAME = re.compile(r"(?P<stem>[a-z0-9][a-z0-9._-]{0,99})\.ya?ml")
 RUN_ID = re.compile(r"[0-9]{8}T[0-9]{6}-[0-9a-f]{8}")
 
@@ -186,12 +188,13 @@ def admit(
     if submitter != ROOT and submitter not in agent.submitters:
         message = f"{submitter} is not among the submitters of agents/{agent.name}: add it there, with a signed reason"
         return Refused(RefusalCode.NOT_A_SUBMITTER, message)
-    if set(job.env) - set(agent.env_allow):
+    if others := set(job.env) - set(agent.env_allow):
         allowed = ", ".join(sorted(agent.env_allow)) or "nothing"
-        message = f"/env sets a variable that agents/{agent.name} does not let a job set; it allows {allowed}"
+        message = f"/env sets {_variables(others)}, and agents/{agent.name} lets a job set {allowed}"
         return Refused(RefusalCode.ENV_REFUSED, message)
-    if set(job.env) & set(agent.secrets):
-        return Refused(RefusalCode.ENV_REFUSED, f"/env sets a variable that agents/{agent.name} has as a secret")
+    if secret := set(job.env) & set(agent.secrets):
+        message = f"/env sets {_variables(secret)}, and agents/{agent.name} has that as a secret: leave it out"
+        return Refused(RefusalCode.ENV_REFUSED, message)
     timeout = agent.limits.timeout if job.timeout is None else job.timeout
     if timeout > agent.limits.timeout:
         message = f"/timeout may only shorten the agent's, which is {agent.limits.timeout}s"
@@ -205,10 +208,12 @@ def lets_run(agent: str, *, in_force: InForce, required_egress: tuple[str, ...])
     """What is in force for `agent`, where that lets anybody run it at all; asked again for each live run."""
     if not in_force.platform.enabled:
         message = "sandboxes are off: set `enabled: true` in platform.yaml, with a signed reason"
+        if in_force.enabling_held:
+            message = "`enabled: true` in platform.yaml is held: sign a reason that grants it (`ringfence plan`)"
         return Refused(RefusalCode.DISABLED, message)
     effective = in_force.agents.get(agent)
     if effective is None:
-        message = f"no agent document in force has the name of this job's /agent: add agents/{_named(agent)}.yaml"
+        message = f"no agent {_named(agent)!r} is in force; there are {_few(in_force.agents)}"
         return Refused(RefusalCode.UNKNOWN_AGENT, message)
     if effective.blocked:
         held = ", ".join(effective.blocked)
@@ -225,6 +230,19 @@ def lets_run(agent: str, *, in_force: InForce, required_egress: tuple[str, ...])
 _NO_POLICY = Refused(
     RefusalCode.NO_POLICY, "no policy was ever accepted on this host: commit one, and see `ringfence plan`"
 )
+
+
+def _few(names: Iterable[str]) -> str:
+    """The first of many names, sorted, and how many more there are; `none` of none."""
+    found = sorted(names)
+    more = len(found) - _FEW
+    return ", ".join(found[:_FEW]) + (f" and {more} more" if more > 0 else "") or "none"
+
+
+def _variables(names: Iterable[str]) -> str:
+    """Variables for a message: those with a plain name; the others' bytes are not echoed."""
+    plain = [name for name in names if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,127}", name)]
+    return _few(plain) if plain else "a variable without a plain name"
 
 
 def _named(agent: str) -> str:

@@ -120,11 +120,21 @@ class InForce:
     agents: Mapping[str, Effective]
     to_come: tuple[Layer, ...] = ()
     """The layers of agents that no document names yet."""
+    enabling_held: bool = False
+    """Whether the platform document switches sandboxes on, and that waits for a signed reason."""
 
 
-def in_force(tree: Tree, *, revision: str, generation: int, previous: tuple[Tree, InForce] | None = None) -> InForce:
+def in_force(
+    tree: Tree,
+    last: Mapping[str, Tree],
+    *,
+    revision: str,
+    generation: int,
+    previous: tuple[Tree, InForce] | None = None,
+) -> InForce:
     """Give the frozen values of the tree that `reconcile` answers. KeyError or ValueError: no such tree.
 
+    `last` is what documents say, as the memory of that answer has it: it decides nothing, and is told.
     `previous` is an earlier tree with what it gave: agents whose part of the tree is the same object are taken over.
     """
     known = {} if previous is None else previous[0]["agents"]
@@ -154,6 +164,7 @@ def in_force(tree: Tree, *, revision: str, generation: int, previous: tuple[Tree
         platform=_platform(tree["platform"]),
         agents=agents,
         to_come=applied(tree.get("to_come", {"layers": {}})["layers"]),
+        enabling_held=not tree["platform"]["enabled"] and last.get("platform", {}).get("enabled") is True,
     )
 
 

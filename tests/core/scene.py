@@ -102,7 +102,7 @@ class Host:
 
 def force(outcome: Outcome) -> InForce:
     """Give what is in force as frozen values."""
-    return in_force(outcome.tree, revision="sha256:0", generation=1)
+    return in_force(outcome.tree, outcome.memory.last, revision="sha256:0", generation=1)
 
 
 def effective(outcome: Outcome, name: str = "helper") -> Effective:

@@ -178,7 +178,7 @@ def test_a_state_of_a_version_that_knew_of_no_agents_to_come_is_read() -> None:
         del tree[part]["*"]
     del tree["in_force"]["to_come"]
     host.memory = type(host.memory).from_json(tree)
-    assert in_force(host.memory.in_force, revision="sha256:0", generation=1).to_come == ()
+    assert in_force(host.memory.in_force, host.memory.last, revision="sha256:0", generation=1).to_come == ()
     outcome = host.good(BASE | agent() | ALL, SIGNED)
     assert [layer.name for layer in force(outcome).to_come] == ["org"]
 

@@ -48,6 +48,47 @@ def test_a_job_is_refused_with_a_code(job: Job, submitter: str, policy: InForce 
 
 
 @pytest.mark.parametrize(
+    ("job", "policy", "says"),
+    [
+        pytest.param(JOB, in_force(enabled=False), "set `enabled: true` in platform.yaml", id="off"),
+        pytest.param(
+            JOB,
+            replace(in_force(enabled=False), enabling_held=True),
+            "`enabled: true` in platform.yaml is held: sign a reason that grants it",
+            id="switching on is held",
+        ),
+        pytest.param(
+            replace(JOB, agent="nope"), in_force(), "no agent 'nope' is in force; there are helper", id="unknown"
+        ),
+        pytest.param(
+            replace(JOB, agent="nope"), replace(in_force(), agents={}), "there are none", id="no agent at all"
+        ),
+        pytest.param(replace(JOB, agent="\x1b[31m"), in_force(), "no agent 'NAME' is in force", id="no name"),
+        pytest.param(
+            replace(JOB, agent="x"),
+            replace(in_force(), agents={f"a{number}": HELPER for number in range(12)}),
+            "a0, a1, a10, a11, a2, a3, a4, a5, a6, a7 and 2 more",
+            id="many agents",
+        ),
+        pytest.param(
+            replace(JOB, env={"SECRET": "swordfish"}),
+            in_force(),
+            "/env sets SECRET, and agents/helper lets a job set INVOICE_ID",
+            id="a variable",
+        ),
+        pytest.param(
+            replace(JOB, env={"\x1b[31m": "1"}), in_force(), "a variable without a plain name", id="no variable"
+        ),
+    ],
+)
+def test_a_refusal_says_what_to_do(job: Job, policy: InForce, says: str) -> None:
+    refused = admit(job, submitter="nobody", in_force=policy, required_egress=())
+    assert isinstance(refused, Refused)
+    assert says in refused.message
+    assert "swordfish" not in refused.message
+
+
+@pytest.mark.parametrize(
     ("layers", "admitted"),
     [
         pytest.param((), False, id="no layer selects the agent"),

@@ -113,10 +113,10 @@ def test_what_is_no_tree_raises() -> None:
     tree = Host().good(FILES, GRANTS).tree
     broken = {**tree, "platform": {**tree["platform"], "backend": "vm"}}
     with pytest.raises(ValueError, match="vm"):
-        in_force(broken, revision="sha256:0", generation=1)
+        in_force(broken, {}, revision="sha256:0", generation=1)
     with pytest.raises(KeyError):
-        in_force({}, revision="sha256:0", generation=1)
+        in_force({}, {}, revision="sha256:0", generation=1)
     own = {**tree["agents"]["helper"]["own"], "allow": ["*"]}
     broken = {**tree, "agents": {"helper": {**tree["agents"]["helper"], "own": own}}}
     with pytest.raises(ValueError, match="not all entries"):
-        in_force(broken, revision="sha256:0", generation=1)
+        in_force(broken, {}, revision="sha256:0", generation=1)
