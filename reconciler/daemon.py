@@ -299,11 +299,11 @@ def main() -> None:
             _leave("\n".join(problems))
         sys.stdout.write(f"{arguments.host_config}: fine\n")
         return
-    if os.geteuid() != 0:
-        _leave("ringfenced must run as root: namespaces, cgroups and the ownership of the spool need it")
     # What may come right while the daemon runs (trust files, resolvers) is told by `status`; a user is looked up once.
     if problems := users(host):
         _leave("\n".join(problems))
+    if os.geteuid() != 0:
+        _leave("ringfenced must run as root: namespaces, cgroups and the ownership of the spool need it")
     os.umask(0o022)
     # The log must show no values: a frame of a run holds an environment, and the library prints frames by default.
     logger.remove()
