@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pathlib
@@ -869,3 +870,40 @@ def denied(host: str) -> bytes:
         message="",
         count=1,
     ).to_line()
+
+
+LONG = "x" * 300
+
+
+@pytest.mark.parametrize("place", ["none/none", "host.yaml/none", LONG, "policy", "loop", "host.yaml"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "check PLACE",
+        "plan PLACE",
+        "plan --against PLACE",
+        "plan ROOT/policy --as-host prod-1 --trust PLACE",
+        "plan --emit-reason PLACE",
+        "plan --host-config PLACE",
+        "reason new PLACE",
+        "reason sign PLACE --key ROOT/alice --signer alice",
+        "reason sign ROOT/policy/reasons/CHG-1.yaml --key PLACE --signer alice --force",
+        "reason sign ROOT/policy/reasons/CHG-1.yaml --key ROOT/alice --signer alice --force --host-config PLACE",
+        "reason verify PLACE",
+        "audit verify --log PLACE",
+        "audit tail --log PLACE",
+        "submit PLACE",
+        "run helper --input PLACE -- true",
+    ],
+)
+def test_no_path_that_a_user_names_makes_a_command_fail_otherwise_than_in_words(
+    line: str, place: str, ringfence: Ringfence, estate: Estate
+) -> None:
+    (estate.root / "loop").symlink_to("loop")
+    estate.write(helper=WIDER)
+    words = [word.replace("ROOT", str(estate.root)) for word in line.split()]
+    words = [word.replace("PLACE", str(estate.root / place)) for word in words]
+    with contextlib.suppress(UsageError):
+        code, out, err = ringfence(*words)
+        assert code in {0, 1, 2, 3, 125}
+        assert out + err

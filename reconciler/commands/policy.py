@@ -178,7 +178,7 @@ class _There:
             str(signers),
             _read(signers),
             str(revoked),
-            b"" if revoked is None or not revoked.exists() else _read(revoked),
+            b"" if revoked is None or not os.path.lexists(revoked) else _read(revoked),
         )
         return cls(host, found, here=False)
 

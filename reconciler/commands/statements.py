@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -77,7 +78,7 @@ def write_new(path: Path, text: str) -> None:
             file.write(text)
     except FileExistsError:
         others = (path.with_name(f"{path.stem}-{number}{path.suffix}") for number in count(2))
-        other = next(one for one in others if not one.exists())
+        other = next(one for one in others if not os.path.lexists(one))
         advice = f"its grants end when it is overwritten: name another file, such as {other}"
         complain(f"{path} is there already, and {advice}")
         leave(Code.PROBLEMS)
