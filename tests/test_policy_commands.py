@@ -488,6 +488,7 @@ def test_init_names_the_line_of_a_signer_who_is_not_there_yet(
     assert code == 1
     assert "carol with that key is not in it: append this line:" in err
     assert (estate.root / "trust" / "allowed_signers").read_bytes() == before
+    assert not (estate.root / "policy" / "reasons" / "FIRST-1.yaml").exists(), "nothing is written for who cannot sign"
     with (estate.root / "trust" / "allowed_signers").open("a") as file:
         file.write(err.splitlines()[-1] + "\n")
     assert ringfence("init", "--signer", "carol", "--key", f"{key.private}.pub")[0] == 0

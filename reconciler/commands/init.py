@@ -46,13 +46,13 @@ def init(
     _write(host.trust / "revoked", "", mode=0o644)
     signers = host.trust / "allowed_signers"
     _write(signers, line, mode=0o644)
+    if not _is_signer(host, line):
+        complain(f"{signers}: {signer} with that key is not in it: append this line:\n{line.rstrip()}")
+        leave(Code.PROBLEMS)
     _write(host.policy / "platform.yaml", _PLATFORM, mode=0o644)
     statement = host.policy / "reasons" / "FIRST-1.yaml"
     expires = (SystemClock().now() + REASON_LASTS).strftime("%Y-%m-%dT00:00:00Z")
     _write(statement, first_statement(host.name, expires), mode=0o644)
-    if not _is_signer(host, line):
-        complain(f"{signers}: {signer} with that key is not in it: append this line:\n{line.rstrip()}")
-        leave(Code.PROBLEMS)
     options = "" if host_config == HOST_CONFIG else f" --host-config {host_config}"
     say(f"next, where {signer}'s key is, with that file or a copy of it; its .sig belongs beside {statement}:")
     say(f"  ringfence reason sign {statement} --key {str(key).removesuffix('.pub')} --signer {signer}")
