@@ -795,9 +795,19 @@ def test_what_the_document_lists_and_is_held_is_told_so(ringfence: Ringfence, es
     held = "the document lists it; held: waits for a signed reason"
     code, out, _ = ringfence("explain", "helper", "a.pypi.org")
     assert (code, held in out) == (1, True), out
-    assert held not in ringfence("explain", "helper", "other.example.com")[1]
+    assert "held" not in ringfence("explain", "helper", "other.example.com")[1]
     assert f"allow *.pypi.org: {held}" in ringfence("effective", "helper")[1]
     assert json.loads(ringfence("effective", "helper", "--json")[1])["held_allow"] == ["*.pypi.org"]
+
+
+def test_what_an_egress_document_stopped_to_deny_and_is_held_is_told_so(ringfence: Ringfence, estate: Estate) -> None:
+    estate.write(helper=agent(allow=["api.vendor.com", "files.vendor.com"]))
+    estate.run()
+    assert "held" not in ringfence("explain", "helper", "files.vendor.com")[1]
+    (estate.root / "policy" / "egress" / "org.yaml").write_text(ORG.partition("deny:")[0])
+    estate.run()
+    code, out, _ = ringfence("explain", "helper", "files.vendor.com")
+    assert (code, "the documents let it pass; held: waits for a signed reason" in out) == (1, True), out
 
 
 def test_explain_says_where_no_egress_document_is_over_an_agent(ringfence: Ringfence, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from proxy.decision import Deny
-from proxy.entry import BadEntry, Entry, parse_deny, parse_port
+from proxy.entry import BadEntry, Entry, parse_port
 from reconciler.commands.console import (
     HOST_CONFIG,
     Code,
@@ -24,7 +24,7 @@ from reconciler.commands.console import (
 from reconciler.config_pass import snapshot_of
 from reconciler.core.hostnames import parse_entry
 from reconciler.core.origin import kept, origins
-from reconciler.core.policy import Effective, InForce, Layer, in_force
+from reconciler.core.policy import Effective, InForce, Layer, asked_for, in_force
 from reconciler.core.reference import weakenings
 from reconciler.core.replay import decide
 from reconciler.core.units import TO_COME
@@ -34,7 +34,8 @@ from reconciler.snapshot import Snapshot
 from reconciler.state import State, StateBroken, StateFile
 
 _WEB = 443
-_HELD = "the document lists it; held: waits for a signed reason (ringfence plan)"
+_WAITS = "held: waits for a signed reason (ringfence plan)"
+_HELD = f"the document lists it; {_WAITS}"
 Agent = Annotated[str, typer.Argument(help="The agent, or '*' for those to come.")]
 
 
@@ -118,9 +119,8 @@ def explain(
         say_json({**value, "message": message, "revision": held.revision})
     elif isinstance(found, Deny):
         say(f"denied [{found.code}] by {layer}: {found.message}")
-        wanted = dataclasses.replace(one.agent, allow=(*one.agent.allow, *_held(one, state)))
-        if decide(dataclasses.replace(one, agent=wanted), entry.host, port) != found:
-            say(_HELD)
+        if not isinstance(decide(asked_for(one, state.memory.last), entry.host, port), Deny):
+            say(_HELD if layer == "agent" else f"the documents let it pass; {_WAITS}")
         for name in kept(agent, one.layers, state.memory.last):
             if layer == f"egress/{name}":
                 say(_kept(name, agent))
@@ -164,9 +164,8 @@ def _kept(layer: str, agent: str) -> str:
 
 def _held(one: Effective, state: State) -> tuple[Entry, ...]:
     """Give what the agent's document allows and is not in force."""
-    document = state.memory.last.get(f"agents/{one.agent.name}", {"allow": ()})
-    found = (parse_deny(text) for text in document["allow"])
-    return tuple(entry for entry in found if isinstance(entry, Entry) and entry not in one.agent.allow)
+    asked = asked_for(one, state.memory.last).agent.allow
+    return tuple(entry for entry in asked if entry not in one.agent.allow)
 
 
 def _one(held: InForce, agent: str) -> Effective:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
@@ -166,6 +166,19 @@ def in_force(
         to_come=applied(tree.get("to_come", {"layers": {}})["layers"]),
         enabling_held=not tree["platform"]["enabled"] and last.get("platform", {}).get("enabled") is True,
     )
+
+
+def asked_for(effective: Effective, last: Mapping[str, Tree]) -> Effective:
+    """Give an agent with its lists and layers as `last`, what documents say, has them: held or not. Decides nothing."""
+    own = last.get(f"agents/{effective.agent.name}")
+    agent = effective.agent
+    if own is not None:
+        agent = replace(agent, allow=_entries(own["allow"]), deny=_entries(own["deny"]))
+    layers = tuple(
+        _layer(one.name, last[f"egress/{one.name}"]) if f"egress/{one.name}" in last else one
+        for one in effective.layers
+    )
+    return replace(effective, agent=agent, layers=layers)
 
 
 def proxy_policy(
