@@ -34,6 +34,8 @@ holds for descriptors that no control group is charged for."""
 def hand_out_listener(handoff: int) -> None:
     """Listen on the fence's loopback and pass the descriptor to the proxy; no copy of it stays inside."""
     with socket.socket(fileno=handoff) as channel, socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:
+        # Connections that have ended would hold the port for a minute; a socket that listens is never shared by this.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(ADDRESS)
         listener.listen(1024)
         socket.send_fds(channel, [b"listener"], [listener.fileno()])

@@ -30,7 +30,7 @@ from tests.rig.docker import Runtime
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from reconciler.backends.base import Exit, Launch
+    from reconciler.backends.base import Exit, Launch, Reaped
     from tests.backends.docker_world import DockerOnRig, Engines
 
 pytestmark = [
@@ -41,6 +41,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:unclosed <socket.socket fd=[0-9]+, family=1, type=1, proto=0>:ResourceWarning"),
 ]
 ROOT = Path(__file__).parents[2]
+_IDLE_ROUNDS, _BETWEEN_ROUNDS_S = 3, 0.3
 STEPS = [
     "host guard",
     "run directory",
@@ -79,6 +80,19 @@ async def everything(path: Path, owner: str) -> list[str]:
     return [*(row["Names"][0] for row in containers), *(row["Name"] for row in (*networks, *volumes))]
 
 
+async def rounds(after: Docker) -> list[Reaped]:
+    """Let the reaper come until it finds nothing more: an engine still makes what it was asked for before the kill."""
+    found: list[Reaped] = []
+    idle = 0
+    with anyio.fail_after(20):
+        while idle < _IDLE_ROUNDS:
+            left = await after.reap(frozenset())
+            found += left
+            idle = 0 if left else idle + 1
+            await anyio.sleep(_BETWEEN_ROUNDS_S)
+    return found
+
+
 @pytest.mark.parametrize(("kind", "step"), CASES, ids=[f"{kind}: {step}" for kind, step in CASES])
 def test_a_daemon_killed_at_any_step_leaves_nothing_after_the_reaper(
     docker_engines: Engines, rig_runtime: Path, monkeypatch: pytest.MonkeyPatch, kind: Kind, step: str
@@ -103,8 +117,7 @@ def test_a_daemon_killed_at_any_step_leaves_nothing_after_the_reaper(
         assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
         after = Docker(settings, owner, proc=Path(proc))
         with contextlib.closing(after._engine):
-            reaped = anyio.run(after.reap, frozenset())
-            assert anyio.run(after.reap, frozenset()) == ()
+            reaped = anyio.run(rounds, after)
         assert {thing.run for thing in reaped} <= {name}
         assert anyio.run(everything, engine.socket, owner) == []
         links = engine.tool("ip", "-o", "link")
