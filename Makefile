@@ -35,7 +35,7 @@ lint: setup
 	PATH=$(BIN):$$PATH $(BIN)/lint-imports
 
 check: lint
-	$(BIN)/pytest -q -m "not rig and not bubblewrap and not docker and not k8s and not firecracker"
+	$(BIN)/pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not rig and not bubblewrap and not docker and not k8s and not firecracker"
 
 test: setup
 	$(BIN)/pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder
