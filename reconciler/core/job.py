@@ -213,7 +213,10 @@ def lets_run(agent: str, *, in_force: InForce, required_egress: tuple[str, ...])
         return Refused(RefusalCode.DISABLED, message)
     effective = in_force.agents.get(agent)
     if effective is None:
-        message = f"no agent {_named(agent)!r} is in force; there are {_few(in_force.agents)}"
+        named = _named(agent)
+        message = (
+            f"no agent {named!r} is in force; there are {_few(in_force.agents)}: name one, or add agents/{named}.yaml"
+        )
         return Refused(RefusalCode.UNKNOWN_AGENT, message)
     if effective.blocked:
         held = ", ".join(effective.blocked)

@@ -58,7 +58,10 @@ def test_a_job_is_refused_with_a_code(job: Job, submitter: str, policy: InForce 
             id="switching on is held",
         ),
         pytest.param(
-            replace(JOB, agent="nope"), in_force(), "no agent 'nope' is in force; there are helper", id="unknown"
+            replace(JOB, agent="nope"),
+            in_force(),
+            "no agent 'nope' is in force; there are helper: name one, or add agents/nope.yaml",
+            id="unknown",
         ),
         pytest.param(
             replace(JOB, agent="nope"), replace(in_force(), agents={}), "there are none", id="no agent at all"
